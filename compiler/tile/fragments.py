@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import LANE, UOp, part
+from ptxflow.compiler.tile.values import Registers, UInt32, emit
 
 QUAD = 4  # registers of C, and of A
 ROW, COLUMN = LANE >> 2, (LANE & 3) << 1  # of a lane's first element of C; it has the next column
@@ -24,6 +25,13 @@ def k_rows(pitch: int) -> UOp:
 def n_rows(pitch: int) -> UOp:
     """The same of B in rows of N, or of A in rows of K."""
     return ((LANE & 7) + (LANE >> 4 << 3)) * pitch + ((LANE >> 3 & 1) << 4)
+
+
+def load_matrix(r: Registers, place: UOp, lane: UOp, transposed: bool = False) -> UInt32:
+    """16 x 16 elements of 16 bits, two to a register; `lane`: where its row is in the place."""
+    out = r.uint32(width=QUAD)
+    emit(at.ldmatrix_x4(out.slot, place, lane, transposed=transposed))
+    return out
 
 
 def mma(c: UOp, terms: Sequence[UOp], b: UOp, dtype: str) -> list[UOp]:

@@ -40,6 +40,14 @@ WAYS = 4  # partial results of a maximum or a sum
 ACROSS = (4, 8, 16)  # lanes between rows of a column of an MMA's result
 
 
+def logit_scale(r: Registers, **attrs: str) -> Float32:
+    """What scores are multiplied by for logits in base 2."""
+    given = Float32(r, r.uint32(param("sm_scale")).slot)
+    out, log2e = r.float32(), r.constant(LOG2E)
+    emit(at.mul_f32(out.slot, given.slot, log2e.slot, **attrs))
+    return out
+
+
 @dataclass(frozen=True)
 class Reduction:
     """An operation over the registers of a lane, in turn, and of two values."""

@@ -185,6 +185,12 @@ class UInt32(Vector):
         """Of the one register, as places and conditions take it: see `ir.value_of`."""
         return value_of(self.slot)
 
+    def unpack(self, dtype: str, **attrs: str) -> Float32:
+        """Of pairs of 16 bits in a register, each of them."""
+        out = self.registers.float32(2 * self.n)
+        emit(at.unpack(out.slot, self.slot, dtype=dtype, **attrs))
+        return out
+
 
 @dataclass(frozen=True, eq=False)
 class Float32(Vector):
@@ -269,6 +275,13 @@ def select(condition: UInt32, a: Float32, b: Float32) -> Float32:
 def shuffle_xor(a: Float32, lanes: int) -> Float32:
     """What the lane has whose number differs in the bits of `lanes`."""
     return a.apply(at.shuffle_xor, lanes=lanes)
+
+
+def shuffle_from(a: Float32, lane: Value) -> Float32:
+    """What a lane has that each lane names."""
+    out = a.fresh()
+    emit(at.shuffle_from(out.slot, a.slot, lane))
+    return out
 
 
 def count_lanes(registers: Registers, condition: UOp, name: str = "") -> UInt32:

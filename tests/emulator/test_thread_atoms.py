@@ -19,6 +19,7 @@ from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, sl
 from ptxflow.compiler.kernels.gdn_decode.gates import decay, sigmoid
 from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.values import Float32, Registers, emit, trace
 
 RNG = np.random.default_rng(0)
 A, B, C = (frag(name, 4, "b32") for name in ("given_a", "given_b", "given_c"))
@@ -169,19 +170,13 @@ def test_gates() -> None:
     """Baselines float64, from shut to open; an open gate's softplus is its argument above 20."""
     a = np.concatenate([np.linspace(-100, 100, 31), [20.5]]).astype("f4")
     given = np.stack([a, RNG.normal(size=32), np.log(RNG.uniform(0.01, 2, 32)), a], 1).astype("f4")
-    names: dict[str, UOp] = {}
-
-    def one(name: str) -> UOp:
-        return slot(names.setdefault(name, frag(name, 1, "b32")))
-
-    parts = [slot(A, 0, i, 1) for i in range(4)]
-    body = [
-        _given("a", A),
-        at.mov(slot(OUT), 0),
-        decay(one, slot(OUT, 0, 0, 1), parts[2], parts[0], parts[1]),
-        sigmoid(one, slot(OUT, 0, 1, 1), parts[3]),
-    ]
-    found = run(body, (A, OUT, *names.values()), a=given).astype("f8")
+    r = Registers()
+    x, out = Float32(r, slot(A)), Float32(r, slot(OUT))
+    with trace() as body:
+        emit(_given("a", A), at.mov(slot(OUT), 0))
+        out[0].set(decay(x[2], x[0], x[1]))
+        out[1].set(sigmoid(x[3]))
+    found = run(body, (A, OUT, *r.storage), a=given).astype("f8")
     wide = given.astype("f8")
     soft = np.logaddexp(0, wide[:, 0] + wide[:, 1])
     exponent = np.exp(wide[:, 2]) * soft

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ptxflow.compiler.device import Device
@@ -185,10 +186,12 @@ ROW = Row(
             faults={
                 "the usual scale": ("0f3DB504F3", "0f3DB60000"),
                 "a term of the series": ("0f3EAAAAAB", "0f3EA00000"),
-                "the other half of a row": ("%old_own0, 4, 31", "%old_own0, 8, 31"),
+                "the other half of a row": (re.compile(r"(bfly\S+ \S+ \S+) 4, 31"), r"\1 8, 31"),
                 "the sign of the change": ("0fBF800000", "0f3F800000"),
-                "decay in base 2": ("%rate0, 0fBFB8AA3B", "%rate0, 0fBF800000"),
-                "the values of other rows": ("%wide_v0, %v0, 16", "%wide_v0, %v0, 0"),
+                "decay in base 2": (
+                    re.compile(r"0fBFB8AA3B(?=[\s\S]*0fBFB8AA3B)"), "0fBF800000"
+                ),
+                "the values of other rows": (re.compile(r"(%v0,) 16;"), r"\1 0;"),
             },
         ),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ptxflow.compiler.atoms import atom
@@ -153,12 +154,12 @@ ROW = Row(
             {
                 "the usual scale": ("0f3E000000", "0f3E100000"),
                 "decay in base 2": ("0fBFB8AA3B", "0fBF800000"),
-                "factors of other tokens": ("%leave0_factor1_0", "%leave0_factor0_0"),
+                "factors of other tokens": ("%leave0_1_0", "%leave0_0_0"),
                 "a column that is not eliminated": (
-                    "%below3_4_0, %column3", "%below3_4_0, %column0"
+                    re.compile(r"(fma\S+ %column4, \S+) %column3,"), r"\1 %column0,"
                 ),
-                "keys that are not added": (
-                    "{%key_b0_1_2, %key_b0_1_3}", "{%key_b0_1_0, %key_b0_1_1}"
+                "half of what is multiplied": (
+                    re.compile(r"\{(%t\d+_)2, (%t\d+_)3\}"), r"{\g<1>0, \g<2>1}"
                 ),
             },
         ),

@@ -362,7 +362,7 @@ DECODE_ROW = Row(
         Planted(
             "decode", problem(False, 1, 2, 75, **_SMALL), decode(chunk=0),
             {
-                "logarithms to base e": ("%log2e0, 1069066811", "%log2e0, 1065353216"),
+                "logarithms to base e": ("1069066811", "1065353216"),
                 "sums that are not rescaled": (
                     re.compile(r"(sub.* %row_max1, .*\s+)ex2\S+ (\S+_0),"), r"\1mov.b32 \2,"
                 ),

@@ -52,8 +52,11 @@ class AttendToLists(Attend):
         named = lists.there(value_of(self._entry(half)))
         return named if lists.even else seen & named
 
-    def _leave(self, span: Span) -> list[Body]:
-        return self._hand_on() if self.split else self._put(span)
+    def _leave(self, span: Span) -> None:
+        if self.split:
+            self._hand_on()
+        else:
+            self._put(span)
 
 
 class CombineChunks(Combine):

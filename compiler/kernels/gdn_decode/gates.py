@@ -9,74 +9,49 @@ definition asks. With e = exp(-|x|) and z = e / (2 + e), at most 1/3, log1p(e) i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import param
+from ptxflow.compiler.tile.values import Float32, Registers, exp2, fma, reciprocal
 
 TERMS = 8  # of the series: what is left out is below 9^-8 / 17 = 1.4e-9
-Named = Callable[[str], UOp]  # one register of its own by name
 
 
-def times(target: UOp, source: UOp, factor: float, plus: float = 0.0) -> UOp:
-    """source x factor + plus."""
-    return at.fma_constants(target, source, factor=float_bits(factor), summand=float_bits(plus))
+def times(x: Float32, factor: float, plus: float = 0.0) -> Float32:
+    """x factor + plus, of constants, with one rounding."""
+    return x.apply(at.fma_constants, factor=float_bits(factor), summand=float_bits(plus))
 
 
-def exponential(one: Named, name: str, source: UOp, sign: float = 1.0) -> tuple[list[UOp], UOp]:
-    """Statements for exp(sign x source), and where it is."""
-    scaled, out = one(f"{name}_scaled"), one(f"{name}_exp")
-    return [times(scaled, source, sign / math.log(2)), at.exp2_f32(out, scaled)], out
+def exponential(x: Float32, sign: float = 1.0) -> Float32:
+    """exp(sign x)."""
+    return exp2(times(x, sign / math.log(2)))
 
 
-def softplus(one: Named, x: UOp) -> tuple[list[UOp], UOp]:
-    """Statements for ln(1 + exp(x)), and where it is."""
-    below = one("minus_abs")
-    raised, e = exponential(one, "small", below)
-    sums, inverse, z, square = (one(n) for n in ("two_plus", "inverse", "z", "z_square"))
-    out = [
-        at.minus_abs_f32(below, x),
-        *raised,
-        times(sums, e, 1.0, 2.0),
-        at.reciprocal_f32(inverse, sums),
-        at.mul_f32(z, e, inverse),
-        at.mul_f32(square, z, z),
-    ]
-    series = one("series_a")
-    last = 2 * TERMS - 1
-    out.append(times(series, square, 1 / last, 1 / (last - 2)))
-    for n, odd in enumerate(range(last - 4, 0, -2), 1):
-        longer = one(f"series_{chr(97 + n)}")
-        out.append(at.fma_plus(longer, series, square, summand=float_bits(1 / odd)))
-        series = longer
-    double, positive, total = (one(n) for n in ("two_z", "positive", "softplus"))
-    return [
-        *out,
-        at.sum_f32(double, z, z),
-        at.relu_f32(positive, x),
-        at.fma_f32(total, double, series, positive),
-    ], total
+def softplus(x: Float32) -> Float32:
+    """ln(1 + exp(x))."""
+    e = exponential(x.apply(at.minus_abs_f32))
+    z = e * reciprocal(times(e, 1.0, 2.0))
+    square, last = z * z, 2 * TERMS - 1
+    series = times(square, 1 / last, 1 / (last - 2))
+    for odd in range(last - 4, 0, -2):
+        series = series.apply(at.fma_plus, square, summand=float_bits(1 / odd))
+    return fma(z + z, series, x.apply(at.relu_f32))
 
 
-def decay(one: Named, target: UOp, A_log: UOp, a: UOp, dt_bias: UOp) -> list[UOp]:
-    """target = exp(-exp(A_log) softplus(a + dt_bias)); all are one register."""
-    x, rate = one("biased"), one("rate")
-    soft, gap = softplus(one, x)
-    strength, scale = exponential(one, "strength", A_log)
-    log2 = one("decay_scaled")
-    return [
-        at.sum_f32(x, a, dt_bias),
-        *soft,
-        *strength,
-        at.mul_f32(rate, scale, gap),
-        times(log2, rate, -1 / math.log(2)),
-        at.exp2_f32(target, log2),
-    ]
+def decay(A_log: Float32, a: Float32, dt_bias: Float32) -> Float32:
+    """exp(-exp(A_log) softplus(a + dt_bias))."""
+    gap = softplus(a + dt_bias)
+    return exp2(times(exponential(A_log) * gap, -1 / math.log(2)))
 
 
-def sigmoid(one: Named, target: UOp, b: UOp) -> list[UOp]:
-    """target = 1 / (1 + exp(-b)); both are one register."""
-    raised, e = exponential(one, "beta", b, -1.0)
-    more = one("beta_sum")
-    return [*raised, times(more, e, 1.0, 1.0), at.reciprocal_f32(target, more)]
+def sigmoid(b: Float32) -> Float32:
+    """1 / (1 + exp(-b))."""
+    return reciprocal(times(exponential(b, -1.0), 1.0, 1.0))
+
+
+def output_scale(registers: Registers, size: int) -> Float32:
+    """Of outputs: the input `scale`, or 1 / sqrt(size) where that is absent or zero."""
+    given = registers.uint32(param("scale"))
+    usual = float_bits(1 / math.sqrt(size))
+    return Float32(registers, given.slot).apply(at.replace_zero, value=usual)

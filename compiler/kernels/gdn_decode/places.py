@@ -9,11 +9,12 @@ from __future__ import annotations
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, special
-from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, slot, smem
+from ptxflow.compiler.ir.storage import global_tensor, mbar, rectangle, smem
 from ptxflow.compiler.kernels.gdn_decode import decisions
 from ptxflow.compiler.kernels.gdn_decode.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.tile.values import Float32, Registers
 
 PRESENT = "state_present"
 
@@ -45,37 +46,22 @@ class Places:
             int(decisions.buffer_bytes(f, problem)),
             int(decisions.smem_bytes(f, problem)),
         )
-        self.values: dict[str, UOp] = {}  # by what they are: see _value
+        self.r = Registers()
+        self.state = [self.r.float32(self.elements) for _ in range(self.flight)]
+        self.v = self.r.uint32(
+            name="v", width=max(self.flight // 2, 1)
+        )  # values of the lane's rows
         self.ring = smem("ring", self.warps * self.bytes, self.stages, align=128)
         self.full = mbar("full", self.stages * self.warps, 1)
         self._passes = const(self.passes, "passes" if self.passes > 1 else "")
         self._vector_bytes = self.width * STATE_BYTES
         self._given = param(PRESENT).ne(0)  # whether there is a state; else it counts as zeros
+        self.together = s.reduction == decisions.TOGETHER
         self._dtype = PTX_TYPE[self.problem.dtype]
 
-    def _value(self, name: str, index: int, count: int, width: int) -> UOp:
-        """The registers of one of `count` values of that name.
-
-        Each has its own, so that the validator misses whatever is not computed; ptxas lays them
-        over each other.
-        """
-        held = self.values.setdefault(name, frag(name, count * width, "b32"))
-        return slot(held, 0, index * width, width)
-
-    def _one(self, name: str) -> UOp:
-        return self._value(name, 0, 1, 1)
-
-    def _rows(self, name: str) -> UOp:
-        """A register for each row of the lane."""
-        return self._value(name, 0, 1, self.flight)
-
-    def _row(self, name: str, r: int) -> UOp:
-        """The lane's elements of one of its rows."""
-        return self._value(name, r, self.flight, self.elements)
-
-    def _token(self, name: str) -> UOp:
-        """The lane's elements of q or k."""
-        return self._value(name, 0, 1, self.elements)
+    def _vector(self, row: Float32, j: int) -> UOp:
+        """The j-th of a row's vectors."""
+        return row[j * self.width : (j + 1) * self.width].slot
 
     @property
     def count(self) -> UOp:

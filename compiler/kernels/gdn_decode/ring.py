@@ -9,7 +9,7 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, value
 from ptxflow.compiler.ir.statements import Body, elect, when
-from ptxflow.compiler.ir.storage import part, slot
+from ptxflow.compiler.ir.storage import slot
 from ptxflow.compiler.kernels.gdn_decode.decisions import BULK
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT, Places
 from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES
@@ -62,13 +62,12 @@ class Ring(Places):
         """The warp's rows from its ring, once they have landed; zeros where there is no state."""
         buffer, bar = self._stage(use)
         reads, zeros = list[UOp](), list[UOp]()
-        for r in range(self.flight):
-            zeros.append(at.mov(self._row("state", r), 0))
+        for r, row in enumerate(self.state):
+            zeros.append(at.mov(row.slot, 0))
             for j in range(self.vectors):
-                target = part(self._row("state", r), j * self.width, self.width)
                 across = self._across(r * self.vectors + j, 1)
-                offset = self._lane_offset(r, j)
-                reads.append(at.ld_shared_v4(target, buffer, offset, last="src", **across))
+                vector, offset = self._vector(row, j), self._lane_offset(r, j)
+                reads.append(at.ld_shared_v4(vector, buffer, offset, last="src", **across))
         wait = at.mbar_wait(bar, (value(use) // self.stages) & 1)
         refill: Body = None
         if self.s.path != BULK and self.refills:
@@ -121,11 +120,8 @@ class Ring(Places):
         """Whether there are rows to ask for at a step."""
         return self._given if self.once else self._given & (use < self.count)
 
-    def _put(self, use: UOp, r: int, j: int) -> UOp:
+    def _put(self, use: UOp, r: int, j: int, vector: UOp) -> UOp:
         """A vector to the place in the ring that it came from."""
         buffer, _ = self._stage(use)
         across = self._across(r * self.vectors + j, 1)
-        return at.st_shared_v4(buffer, self._lane_offset(r, j), self._new(r, j), **across)
-
-    def _new(self, r: int, j: int) -> UOp:
-        return part(self._row("new", r), j * self.width, self.width)
+        return at.st_shared_v4(buffer, self._lane_offset(r, j), vector, **across)

@@ -9,11 +9,16 @@ import math
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, special
 from ptxflow.compiler.ir.statements import Body, when
-from ptxflow.compiler.ir.storage import anywhere, part, slot
-from ptxflow.compiler.kernels.gdn_decode.gates import exponential, sigmoid, softplus, times
+from ptxflow.compiler.ir.storage import anywhere, slot
+from ptxflow.compiler.kernels.gdn_decode.gates import (
+    exponential,
+    output_scale,
+    sigmoid,
+    softplus,
+    times,
+)
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,
     BLOCK_PITCH,
@@ -28,10 +33,20 @@ from ptxflow.compiler.kernels.gdn_prefill.shape import (
     Gate,
     Shape,
 )
-from ptxflow.compiler.tile.fragments import COLUMN, QUAD, ROW, a_rows, mma, n_rows
+from ptxflow.compiler.tile.fragments import COLUMN, QUAD, ROW, a_rows, load_matrix, mma, n_rows
 from ptxflow.compiler.tile.tensors import load_global
+from ptxflow.compiler.tile.values import (
+    Float32,
+    emit,
+    exp2,
+    maximum,
+    shuffle_from,
+    trace,
+    traced,
+    where,
+)
 
-SHUT = float_bits(-160.0)  # of a log2 decay: 2^-160 is 0 in float32, and sums stay precise
+SHUT = -160.0  # of a log2 decay: 2^-160 is 0 in float32, and sums stay precise
 PIECE = 16  # bytes of a copy
 MEETING = 1  # the named barrier of the helpers
 
@@ -54,7 +69,7 @@ class Stream:
 
 
 class ChunkWarps(Shape):
-    """Statements of the helpers; `self.index` counts them."""
+    """What the helpers do; `self.index` counts them."""
 
     @property
     def index(self) -> UOp:
@@ -70,47 +85,47 @@ class ChunkWarps(Shape):
             return at.warp_sync()
         return at.named_sync(id=MEETING, threads=WARP * self.helpers)
 
-    def before(self) -> list[Body]:
+    def before(self) -> None:
         """What comes before the first chunk."""
-        r, head = self.r, self.place[1]
-        strength, sharpness = exponential(lambda n: r(n, 1), "strength", r("A_log", 1))
-        once = [
-            *(load_global(r(name, 1), name, head) for name in ("A_log", "dt_bias")),
-            *strength,
-            times(r("rate", 1), sharpness, -1 / math.log(2)),
-            times(r("minus_bias", 1), r("dt_bias", 1), -1.0),
-            at.mov(r("shut", 1), SHUT),
-        ]
-        usual = float_bits(1 / math.sqrt(self.size))
-        scale = [
-            at.mov(r("given_scale", 1), param("scale")),
-            at.replace_zero(r("scale", 1), r("given_scale", 1), value=usual),
-        ]
+        r, wide = self.r, self._lane_tokens
+        self.gate_a, self.gate_b = r.float32(wide), r.float32(wide)
+        with trace() as scale:
+            self.scale = output_scale(r, self.size)
         some = (self.index < self.blocks) | self._gatekeeper
-        return [
-            scale if self.helpers <= self.blocks else when(some, scale),
-            when(self._gatekeeper, once, self._load_gates(0), self._gates(0), self._later(1)),
-            self._some(0, 1, self._clear()) if self.solve_units > 1 else None,
-            [self._ask_if_any(n) for n in range(self.stages - 2)],
-        ]
+        emit(scale if self.helpers <= self.blocks else when(some, scale))
+        with where(self._gatekeeper):
+            A_log, dt_bias = r.float32(), r.float32()
+            for name, held in (("A_log", A_log), ("dt_bias", dt_bias)):
+                emit(load_global(held.slot, name, self.place[1]))
+            self.rate = times(exponential(A_log), -1 / math.log(2))
+            self.minus_bias, self.shut = times(dt_bias, -1.0), r.constant(SHUT)
+            emit(self._load_gates(0))
+            self._gates(0)
+            emit(self._later(1))
+        if self.solve_units > 1:
+            emit(self._some(0, 1, traced(self._clear)))
+        for n in range(self.stages - 2):
+            emit(when(self.chunks >= n + 1, self.ask(n)), at.copies_commit())
 
     @property
     def _gatekeeper(self) -> UOp:
         """Whether a helper works out gates: the last, which has the least else to do."""
         return self.index.eq(self.helpers - 1)
 
-    def relate(self, n: UOp) -> list[Body]:
+    def relate(self, n: UOp) -> None:
         """The work on chunk n, and the gates of the next."""
-        more = self._gatekeeper & (n + 1 < self.chunks)
-        return [
-            at.copies_wait(pending=self.stages - 2),
-            self._convert(n) if self.operand != self.dtype else None,
-            self._meet(),
-            [self._some(i, self.blocks, self._block(n, i)) for i in self._rounds(self.blocks)],
-            self._meet(),
-            [self._some(i, self.solving, self._solve(n, i)) for i in self._rounds(self.solving)],
-            when(more, self._gates(n + 1), self._later(n + 2)),
-        ]
+        emit(at.copies_wait(pending=self.stages - 2))
+        if self.operand != self.dtype:
+            self._convert(n)
+        emit(self._meet())
+        for i in self._rounds(self.blocks):
+            emit(self._some(i, self.blocks, traced(self._block, n, i)))
+        emit(self._meet())
+        for i in self._rounds(self.solving):
+            emit(self._some(i, self.solving, traced(self._solve, n, i)))
+        with where(self._gatekeeper & (n + 1 < self.chunks)):
+            self._gates(n + 1)
+            emit(self._later(n + 2))
 
     def _later(self, n: Value) -> UOp:
         """Asks for the gates of a chunk, if it is there."""
@@ -156,31 +171,23 @@ class ChunkWarps(Shape):
                 out.append(self._some(i, total, copy))
         return out
 
-    def _ask_if_any(self, n: int) -> list[Body]:
-        return [when(self.chunks >= n + 1, self.ask(n)), at.copies_commit()]
-
     def ask_ahead(self, n: UOp) -> list[Body]:
         """Copies of the chunk whose place the one before the last has left."""
         later = n + (self.stages - 2)
         return [when(later < self.chunks, self.ask(later)), at.copies_commit()]
 
-    def _convert(self, n: UOp) -> list[Body]:
+    def _convert(self, n: UOp) -> None:
         """Queries and keys to float16, each lane the pieces that it copied itself."""
-        r, out = self.r, list[Body]([at.warp_sync()])
+        emit(at.warp_sync())
         for stream in self._streams()[:2]:
             total = self.chunk * stream.across // WARP
             for i in self._rounds(total):
-                place = self._ring_place(n, stream, i)
-                names = (f"{x}_{stream.tensor}{i}" for x in ("raw", "wide", "narrow"))
-                raw, wide, narrow = map(r, names, (QUAD, 2 * QUAD, QUAD))
-                body = [
-                    at.ld_shared_v4(raw, *place),
-                    at.unpack(wide, raw, dtype=self.dtype),
-                    at.pack(narrow, wide, dtype=self.operand),
-                    at.st_shared_v4(*place, narrow),
-                ]
-                out.append(self._some(i, total, body))
-        return out
+                place, raw = self._ring_place(n, stream, i), self.r.uint32(width=QUAD)
+                with trace() as body:
+                    emit(at.ld_shared_v4(raw.slot, *place))
+                    narrow = raw.unpack(self.dtype).pack(self.operand)
+                    emit(at.st_shared_v4(*place, narrow.slot))
+                emit(self._some(i, total, body))
 
     # -- gates ---------------------------------------------------------------------------------
 
@@ -191,68 +198,42 @@ class ChunkWarps(Shape):
     def _load_gates(self, n: Value) -> list[UOp]:
         """The lane's a and b of a chunk."""
         out, head = list[UOp](), self.place[1]
-        for name in "ab":
+        for name, held in (("a", self.gate_a), ("b", self.gate_b)):
             for i in range(self._lane_tokens):
                 token = (self.first(n) + LANE + i * WARP).min(self.end - 1)
-                index = token * self.value_heads + head
-                where = anywhere(name)
-                target = part(self.r(f"gate_{name}", self._lane_tokens), i, 1)
-                out.append(at.ld_global_narrow(target, param(name), index, where, dtype=self.dtype))
+                index, place = token * self.value_heads + head, anywhere(name)
+                load = at.ld_global_narrow
+                out.append(load(held[i].slot, param(name), index, place, dtype=self.dtype))
         return out
 
-    def _gates(self, n: Value) -> list[Body]:
+    def _gates(self, n: Value) -> None:
         """A chunk's numbers; tokens past its end neither decay nor change anything."""
-        r, wide = self.r, self._lane_tokens
+        gap = softplus(self.gate_a - self.minus_bias)
+        log, beta = maximum(gap * self.rate, self.shut), sigmoid(self.gate_b)
+        for i in range(self._lane_tokens):
+            inside = (self.first(n) + LANE + i * WARP < self.end) & (LANE + i * WARP < self.chunk)
+            emit(at.keep_inside(log[i].slot, inside), at.keep_inside(beta[i].slot, inside))
+        self._put_gates(n, log, beta, self._prefix(log))
 
-        def one(name: str) -> UOp:
-            return r(f"g_{name}", wide)
-
-        soft, gap = softplus(one, one("biased"))
-        log, beta = one("log"), one("beta")
-        inside = [
-            (self.first(n) + LANE + i * WARP < self.end) & (LANE + i * WARP < self.chunk)
-            for i in range(wide)
-        ]
-        out: list[Body] = [
-            at.sub_f32(one("biased"), r("gate_a", wide), r("minus_bias", 1)),
-            soft,
-            at.scale_f32(one("sharp"), gap, r("rate", 1)),
-            at.max_f32(log, one("sharp"), r("shut", 1)),
-            sigmoid(one, beta, r("gate_b", wide)),
-        ]
-        for i, inner in enumerate(inside):
-            out += [at.keep_inside(part(log, i, 1), inner), at.keep_inside(part(beta, i, 1), inner)]
-        return [*out, self._prefix(log), self._put_gates(n, log, beta)]
-
-    def _prefix(self, log: UOp) -> list[UOp]:
-        """Sums of log decays up to each token, and their total."""
-        r, total = self.r, self.r("g_total", 1)
-        out = [at.prefix_sum(part(log, i, 1)) for i in range(self._lane_tokens)]
-        last = part(log, self._lane_tokens - 1, 1)
+    def _prefix(self, log: Float32) -> Float32:
+        """Log decays become their sums up to each token; the total."""
+        emit([at.prefix_sum(log[i].slot) for i in range(self._lane_tokens)])
+        last = log[self._lane_tokens - 1]
         if self._lane_tokens > 1:
-            half = r("g_half", 1)
-            out += [at.shuffle_from(half, part(log, 0, 1), 31), at.sum_f32(last, last, half)]
-        return [*out, at.shuffle_from(total, last, 31)]
+            emit(at.sum_f32(last.slot, last.slot, shuffle_from(log[0], 31).slot))
+        return shuffle_from(last, 31)
 
-    def _put_gates(self, n: Value, log: UOp, beta: UOp) -> list[UOp]:
-        r, wide = self.r, self._lane_tokens
-        raised, read, pull, leave = (r(f"g_{x}", wide) for x in ("raised", "read", "pull", "leave"))
-        minus = r("g_minus_beta", wide)
-        out = [
-            at.exp2_f32(raised, log),
-            at.scale_f32(read, raised, r("scale", 1)),
-            times(minus, beta, -1.0),
-            at.mul_f32(pull, minus, raised),
-            at.exp2_gap(leave, r("g_total", 1), log),
-            at.exp2_f32(r("g_whole", 1), r("g_total", 1)),
-        ]
+    def _put_gates(self, n: Value, log: Float32, beta: Float32, total: Float32) -> None:
+        raised = exp2(log)
+        read, pull = raised * self.scale, times(beta, -1.0) * raised
+        leave = self.r.float32(log.n)
+        emit(at.exp2_gap(leave.slot, total.slot, log.slot))
+        whole = exp2(total)
         arrays = {Gate.LOG: log, Gate.BETA: beta, Gate.PULL: pull, Gate.READ: read}
-        for which, held in (arrays | {Gate.LEAVE: leave}).items():
-            for i in range(wide):
+        for which, held in (arrays | {Gate.LEAVE: leave, Gate.TOTAL: whole}).items():
+            for i in range(held.n):
                 place = self._gate_part(n, which, i)
-                out.append(at.st_shared_lanes(place, LANE << 2, 1, part(held, i, 1)))
-        place = self._gate_part(n, Gate.TOTAL, 0)
-        return [*out, at.st_shared_lanes(place, LANE << 2, 1, r("g_whole", 1))]
+                emit(at.st_shared_lanes(place, LANE << 2, 1, held[i].slot))
 
     def _gate_part(self, n: Value, which: Gate, i: int) -> UOp:
         return slot(self.gates, n % GATE_BUFFERS, which * self.gate_bytes + i * WARP * 4, WARP * 4)
@@ -270,186 +251,155 @@ class ChunkWarps(Shape):
         columns = sum(j << 2 * n for n, (_, j) in enumerate(self._order))
         return _digit(rows, block), _digit(columns, block)
 
-    def _block(self, n: UOp, number: int) -> list[Body]:
+    def _block(self, n: UOp, number: int) -> None:
         """One 16 x 16 block of K K^T and Q K^T, as what tokens of its rows take from those of its
         columns."""
         r, block = self.r, self.index + number * self.helpers
-        i, j = self._row_and_column(block) if self.units > 1 else (block * 0, block * 0)
-        keys, scores, gap = (r(f"{x}{number}", 2 * QUAD) for x in ("kk", "qk", "gap"))
-        out: list[Body] = [at.mov(keys, 0), at.mov(scores, 0)]
+        i, j = self._row_and_column(block) if self.units > 1 else (const(0), const(0))
+        keys, scores = r.constant(0.0, 2 * QUAD), r.constant(0.0, 2 * QUAD)
         for step in range(self.steps):
-            a, b, q = (r(f"block{number}_{x}{step}", QUAD) for x in "abq")
-            left = a_rows(self.key_pitch) + step * UNIT * ELEMENT
-            right = n_rows(self.key_pitch) + step * UNIT * ELEMENT
-            out += [
-                at.ldmatrix_x4(a, self.token_rows(self.k, n, i), left),
-                at.ldmatrix_x4(q, self.token_rows(self.q, n, i), left),
-                at.ldmatrix_x4(b, self.token_rows(self.k, n, j), right),
-            ]
+            left, right = (f(self.key_pitch) + step * UNIT * ELEMENT for f in (a_rows, n_rows))
+            a = load_matrix(r, self.token_rows(self.k, n, i), left)
+            q = load_matrix(r, self.token_rows(self.q, n, i), left)
+            b = load_matrix(r, self.token_rows(self.k, n, j), right)
             for half in (0, QUAD):
                 for sums, rows in ((keys, a), (scores, q)):
-                    out += mma(part(sums, half, QUAD), [rows], part(b, half // 2, 2), self.operand)
-        out += [self._decays(n, i, j, gap), self._weigh(i, j, keys, scores, gap)]
-        put = self._put_terms(self.scores, n, block, scores, self.parts, "score")
+                    pair = b[half // 2 : half // 2 + 2].slot
+                    emit(mma(sums[half : half + QUAD].slot, [rows.slot], pair, self.operand))
+        gap, minus = self._decays(n, i, j)
+        keys, scores = keys * gap, scores * (gap * self.scale)
+        self._weigh(i, j, keys, scores, minus)
+        self._put_terms(self.scores, n, block, scores, self.parts)
         may_be = self._order[number * self.helpers :][: self.helpers]
-        return [*out, put, self._put_keys(n, block, i, j, keys, may_be)]
+        self._put_keys(n, block, i, j, keys, may_be)
 
-    def _decays(self, n: UOp, i: UOp, j: UOp, gap: UOp) -> list[UOp]:
+    def _decays(self, n: UOp, i: UOp, j: UOp) -> tuple[Float32, Float32]:
         """2^(G of the row - G of the column), and minus beta of the rows."""
         r, log, beta = self.r, self.gate(n, Gate.LOG), self.gate(n, Gate.BETA)
-        rows, betas, minus = r("row_log", 2), r("row_beta", 2), r("row_minus", 2)
-        out = list[UOp]()
+        rows, betas, gap = r.float32(2), r.float32(2), r.float32(2 * QUAD)
         for half in range(2):
             place = (i * UNIT + half * 8 + ROW) << 2
-            out.append(at.ld_shared(part(rows, half, 1), log, place))
-            out.append(at.ld_shared(part(betas, half, 1), beta, place))
-        out.append(times(minus, betas, -1.0))
+            emit(at.ld_shared(rows[half].slot, log, place))
+            emit(at.ld_shared(betas[half].slot, beta, place))
+        minus = times(betas, -1.0)
         for half in range(2):
-            columns = r(f"column_log{half}", 2)
-            place = (j * UNIT + half * 8 + COLUMN) << 2
-            out.append(at.ld_shared_lanes(columns, log, place))
+            columns, place = r.float32(2), (j * UNIT + half * 8 + COLUMN) << 2
+            emit(at.ld_shared_lanes(columns.slot, log, place))
             for row in range(2):
-                target = part(gap, half * QUAD + 2 * row, 2)
-                out.append(at.exp2_gap(target, part(rows, row, 1), columns))
-        return out
+                first = half * QUAD + 2 * row
+                emit(at.exp2_gap(gap[first : first + 2].slot, rows[row].slot, columns.slot))
+        return gap, minus
 
-    def _weigh(self, i: UOp, j: UOp, keys: UOp, scores: UOp, gap: UOp) -> list[UOp]:
-        """Both products times decays, zero where the column is not before the row."""
-        r = self.r
-        out = [
-            at.mul_f32(keys, keys, gap),
-            at.scale_f32(gap, gap, r("scale", 1)),
-            at.mul_f32(scores, scores, gap),
-        ]
+    def _weigh(self, i: UOp, j: UOp, keys: Float32, scores: Float32, minus: Float32) -> None:
+        """Zero where the column is not before the row; keys by minus beta of the rows."""
         for half in range(2):
             for row in range(2):
-                pair = half * QUAD + 2 * row
-                out.append(at.rescale(part(keys, pair, 2), part(r("row_minus", 2), row, 1)))
+                first = half * QUAD + 2 * row
+                emit(at.rescale(keys[first : first + 2].slot, minus[row].slot))
                 for c in range(2):
                     mine = i * UNIT + row * 8 + ROW
                     theirs = j * UNIT + half * 8 + COLUMN + c
-                    out.append(at.keep_inside(part(keys, pair + c, 1), theirs < mine))
-                    out.append(at.keep_inside(part(scores, pair + c, 1), theirs < mine + 1))
-        return out
+                    emit(at.keep_inside(keys[first + c].slot, theirs < mine))
+                    emit(at.keep_inside(scores[first + c].slot, theirs < mine + 1))
 
     def _put_keys(
-        self, n: UOp, block: UOp, i: UOp, j: UOp, keys: UOp, may_be: list[tuple[int, int]]
-    ) -> Body:
+        self, n: UOp, block: UOp, i: UOp, j: UOp, keys: Float32, may_be: list[tuple[int, int]]
+    ) -> None:
         """Of one of the blocks that it may be: near where its tokens are solved together."""
-        near = self._put_near(i, j, keys)
+        mine, theirs = i // self.solve_units, j // self.solve_units
         apart = {row // self.solve_units != column // self.solve_units for row, column in may_be}
+        near = traced(self._put_near, i, j, keys)
         if apart == {False}:
-            return near
-        same = (i // self.solve_units).eq(j // self.solve_units)
-        other = (i // self.solve_units).ne(j // self.solve_units)
-        terms = self._put_terms(self.pulls, n, block, keys, self.solve_parts, "pull")
-        return terms if apart == {True} else [when(same, near), when(other, terms)]
+            emit(near)
+            return
+        terms = traced(self._put_terms, self.pulls, n, block, keys, self.solve_parts)
+        emit(
+            terms
+            if apart == {True}
+            else [when(mine.eq(theirs), near), when(mine.ne(theirs), terms)]
+        )
 
-    def _put_terms(
-        self, storage: UOp, n: UOp, block: UOp, held: UOp, terms: int, name: str
-    ) -> list[UOp]:
+    def _put_terms(self, storage: UOp, n: UOp, block: UOp, held: Float32, terms: int) -> None:
         """A block in 16 bits, rows by rows."""
-        r, out = self.r, list[UOp]()
-        packed = [r(f"{name}_term{t}", QUAD) for t in range(terms)]
-        out.append(at.pack(packed[0], held, dtype=self.operand))
-        if terms > 1:
-            out.append(at.pack_rest(packed[1], held, packed[0], dtype=self.operand))
-        for t in range(terms):
+        for t, term in enumerate(self.terms(held, terms)):
             for half in range(2):
                 for row in range(2):
                     place = (ROW + row * 8) * BLOCK_PITCH + ((LANE & 3) << 2) + half * 16
-                    source = part(packed[t], 2 * half + row, 1)
-                    out.append(
-                        at.st_shared_lanes(self.block(storage, n, block, t), place, 1, source)
-                    )
-        return out
+                    target, source = self.block(storage, n, block, t), term[2 * half + row]
+                    emit(at.st_shared_lanes(target, place, 1, source.slot))
 
-    def _put_near(self, i: UOp, j: UOp, keys: UOp) -> list[UOp]:
+    def _put_near(self, i: UOp, j: UOp, keys: Float32) -> None:
         """A block in float32, column by column, among those that are solved together."""
-        out, units = list[UOp](), self.solve_units
+        units = self.solve_units
         index = i // units * self.square + i % units * units + j % units
         for half in range(2):
             for row in range(2):
                 for c in range(2):
                     column = COLUMN + (half * 8 + c)
                     place = column * NEAR_PITCH + ((ROW + row * 8) << 2)
-                    source = part(keys, half * QUAD + 2 * row + c, 1)
-                    out.append(at.st_shared_lanes(self.near_blocks(index), place, 1, source))
-        return out
+                    source = keys[half * QUAD + 2 * row + c]
+                    emit(at.st_shared_lanes(self.near_blocks(index), place, 1, source.slot))
 
     # -- solving -------------------------------------------------------------------------------
 
-    def _clear(self) -> list[UOp]:
+    def _clear(self) -> None:
         """Zeros above the diagonal, which nobody writes later."""
-        zero = self.r("zeros", QUAD)
-        out = [at.mov(zero, 0)]
+        zero = self.r.constant(0.0, QUAD).slot
         for solve in range(self.solves):
             place = self.near_blocks(solve * self.square + 1)
             for i in range(-(-NEAR_BYTES // PIECE // WARP)):
                 offset = (LANE + i * WARP).min(NEAR_BYTES // PIECE - 1) << 4
-                out.append(at.st_shared_v4(place, offset, zero))
-        return out
+                emit(at.st_shared_v4(place, offset, zero))
 
     @property
     def solving(self) -> int:
         """Rounds of solving of all helpers: a lane has a column, so two small blocks fit a warp."""
         return -(-self.solves * self.solve_units * UNIT // WARP)
 
-    def _solve(self, n: UOp, number: int) -> list[Body]:
+    def _solve(self, n: UOp, number: int) -> None:
         """With N = minus the pulls of a block, (1 - N)^-1 - 1 in float32, a column to each lane.
 
         Column c begins as N's own; then row m, when it is final, is added N[i][m] times to row i.
         """
-        r, units, size = self.r, self.solve_units, self.solve_units * UNIT
+        units, size = self.solve_units, self.solve_units * UNIT
         which = self.index + number * self.helpers
         together = min(WARP // size, self.solves)  # blocks of a warp
-        mine = LANE // size if together > 1 else LANE * 0
+        mine = LANE // size if together > 1 else const(0)
         lane = LANE % size
         source = self.near_blocks(which * together * self.square, together * self.square)
-        column = r("column", size)
-        base = mine * self.square * NEAR_BYTES
-        out: list[Body] = []
+        column, base = self.r.float32(size, "column"), mine * self.square * NEAR_BYTES
         for i in range(0, size, QUAD):
             block = i // UNIT * units + lane // UNIT
             place = base + block * NEAR_BYTES + lane % UNIT * NEAR_PITCH + i % UNIT * 4
-            out.append(at.ld_shared_v4(part(column, i, QUAD), source, place))
+            emit(at.ld_shared_v4(column[i : i + QUAD].slot, source, place))
         for m in range(1, size - 1):
-            out += self._eliminate(source, base, column, m)
-        return [*out, self._put_solved(n, which * together, together, mine, column)]
+            self._eliminate(source, base, column, m)
+        self._put_solved(n, which * together, together, mine, column)
 
-    def _eliminate(self, source: UOp, base: UOp, column: UOp, m: int) -> list[UOp]:
+    def _eliminate(self, source: UOp, base: UOp, column: Float32, m: int) -> None:
         """Adds a row, times N's column m, to the rows below."""
-        out, size = list[UOp](), self.solve_units * UNIT
-        for i in range((m + 1) // QUAD * QUAD, size, QUAD):
+        for i in range((m + 1) // QUAD * QUAD, column.n, QUAD):
             block = i // UNIT * self.solve_units + m // UNIT
             place = block * NEAR_BYTES + m % UNIT * NEAR_PITCH + i % UNIT * 4
-            factor = self.r(f"below{m}_{i}", QUAD)
-            skip = max(0, m + 1 - i)
+            factor, skip = self.r.float32(QUAD), max(0, m + 1 - i)
             unread = {"unread": "dst"} if skip else {}
-            out.append(at.ld_shared_v4(factor, source, base + place, **unread))
-            rest = part(column, i + skip, QUAD - skip)
-            out.append(at.fma_f32(rest, part(factor, skip, QUAD - skip), part(column, m, 1), rest))
-        return out
+            emit(at.ld_shared_v4(factor.slot, source, base + place, **unread))
+            rest = column[i + skip : i + QUAD].slot
+            emit(at.fma_f32(rest, factor[skip:].slot, column[m].slot, rest))
 
-    def _put_solved(self, n: UOp, which: UOp, together: int, mine: UOp, column: UOp) -> list[UOp]:
+    def _put_solved(self, n: UOp, which: UOp, together: int, mine: UOp, column: Float32) -> None:
         """The lane's column of blocks `which` and those beside it, in 16 bits."""
-        r, size, units, out = self.r, self.solve_units * UNIT, self.solve_units, list[UOp]()
-        terms = [r(f"solved_term{t}", size // 2) for t in range(self.solve_parts)]
-        out.append(at.pack(terms[0], column, dtype=self.operand))
-        if self.solve_parts > 1:
-            out.append(at.pack_rest(terms[1], column, terms[0], dtype=self.operand))
+        units, size = self.solve_units, column.n
         lane = (mine * units + LANE % size // UNIT) * BLOCK_BYTES + LANE % UNIT * BLOCK_PITCH
-        for t, term in enumerate(terms):
+        for t, term in enumerate(self.terms(column, self.solve_parts)):
             for i in range(0, size, 8):
                 row = i // UNIT
-                place = self.solved_blocks(
-                    n, which * self.square + row * units, t, together * units
-                )
+                first = which * self.square + row * units
+                place = self.solved_blocks(n, first, t, together * units)
                 # above the diagonal are zeros, which nobody needs
                 spare = {"unread": "dst"} if row < units - 1 else {}
-                source = part(term, i // 2, QUAD)
-                out.append(at.st_shared_v4(place, lane + i % UNIT * ELEMENT, source, **spare))
-        return out
+                source = term[i // 2 : i // 2 + QUAD].slot
+                emit(at.st_shared_v4(place, lane + i % UNIT * ELEMENT, source, **spare))
 
 
 def _digit(table: int, place: UOp) -> UOp:

@@ -14,6 +14,7 @@ from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
 from ptxflow.compiler.kernels.gdn_prefill.state_warps import StateWarps
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global
+from ptxflow.compiler.tile.values import traced
 
 ENTRY = "gdn_prefill"
 TENSORS = (
@@ -41,18 +42,18 @@ class Kernel(StateWarps):
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        n, main = var("chunk"), self.mains > WARP
+        n, helps, main = var("chunk"), self.mains <= WARP, self.mains > WARP
         turns = self.chunks + self.chunks.min(1)
         body = [
             *self._bounds(),
             when(main, self.load_state()),
-            when((self.mains <= WARP) & (const(0) < self.chunks), self.before()),
+            when(helps & (const(0) < self.chunks), traced(self.before)),
             loop(
                 n,
                 turns,
                 at.cta_sync(),
-                when(main & (const(0) < n), self.advance(n - 1)),
-                when((self.mains <= WARP) & (n < self.chunks), self.ask_ahead(n), self.relate(n)),
+                when(main & (const(0) < n), traced(self.advance, n - 1)),
+                when(helps & (n < self.chunks), self.ask_ahead(n), traced(self.relate, n)),
                 rolled=True,
             ),
             when(main, self.store_state()),

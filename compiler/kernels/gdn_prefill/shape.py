@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import CTAID, UOp, Value, frag, param, slot, smem, value_of
@@ -35,7 +36,7 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     warps,
 )
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
-from ptxflow.compiler.tile.values import Registers
+from ptxflow.compiler.tile.values import Float32, Registers, UInt32, emit
 
 PRESENT = "state_present"
 
@@ -115,6 +116,14 @@ class Shape:
     def first(self, n: Value) -> UOp:
         """The first token of a chunk."""
         return n * self.chunk + self.begin
+
+    def terms(self, x: Float32, count: int) -> list[UInt32]:
+        """What it is multiplied as: rounded, and of two terms what rounding leaves out."""
+        out = [x.pack(self.operand)]
+        if count > 1:
+            out.append(out[0].fresh())
+            emit(at.pack_rest(out[1].slot, x.slot, out[0].slot, dtype=self.operand))
+        return out
 
     # -- shared memory -------------------------------------------------------------------------
 

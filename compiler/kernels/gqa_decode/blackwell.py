@@ -21,6 +21,7 @@ from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES, WIDE
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.operands import k_major, rows_along_k, tcgen05
+from ptxflow.compiler.tile.values import Float32, emit, repeat, traced
 
 BUFFERS = 2  # of scores
 
@@ -32,28 +33,18 @@ class Blackwell(Weights):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.score_columns = tmem("scores", 2 * self.scores.arg, BUFFERS)
-        self.added_columns = tmem("added", 2 * self.sums.arg)
+        self.score_columns = tmem("scores", 2 * self.scores.n, BUFFERS)
+        self.added_columns = tmem("added", 2 * self.sums.n)
         self.asked = mbar("asked", 1, GROUP_WARPS)  # queries are there
         self.scored = mbar("scored", BUFFERS, 1)  # a tile's scores are there
         self.weighed = mbar("weighed", 1, GROUP_WARPS)  # its probs are, and sums are read
         self.summed = mbar("summed", 1, 1)  # its products with values are there
 
     def build(self) -> UOp:
-        t = var("step")
-        weigh: list[Body] = [
-            self.begin(),
-            self.ask_queries(),
-            self._arrive(self.asked),
-            loop(t, self.count, self._step(t)),
-            self._add(self.count - 1),
-            at.tcgen05_fence_before(),
-            self.epilogue(),
-        ]
         issuer = GROUP_WARPS + self.stages
         issue = elect(WARP.eq(issuer), loop(var("any"), self.any, self._issue()))
         roles = [
-            role(Role("weigh", 0, GROUP_WARPS), loop(var("some"), self.any, weigh)),
+            role(Role("weigh", 0, GROUP_WARPS), loop(var("some"), self.any, traced(self._weigh))),
             role(Role("produce", GROUP_WARPS, self.stages), self.produce()),
             role(Role("issue", issuer, 1), issue),
         ]
@@ -108,38 +99,43 @@ class Blackwell(Weights):
 
     # -- weighing ------------------------------------------------------------------------------
 
-    def _step(self, t: UOp) -> list[Body]:
+    def _weigh(self) -> None:
+        """All tiles, and what they come to."""
+        self.begin()
+        emit(self.ask_queries(), self._arrive(self.asked))
+        t = var("step")
+        with repeat(t, self.count):
+            self._step(t)
+        self._add(self.count - 1)
+        emit(at.tcgen05_fence_before())
+        self.epilogue()
+
+    def _step(self, t: UOp) -> None:
         """Scores to probs; before they take the place of the last ones, what those came to."""
         cleared = self.clear(t)
-        last = self.tokens < self.first(t) + self.tile
-        return [
-            at.mbar_wait(slot(self.scored, t & 1), (t >> 1) & 1),
-            self._take(self.scores, self.score_columns, t & 1),
-            self.update_max(t),
-            self.to_probs(),
-            self._after_one(when(const(0) < t, self._add(t - 1))),
-            self.rescale_sums(),
-            self.put_probs(),
-            when(last, self.rings[VALUES].wait_full(t), cleared) if cleared else None,
-            at.fence_proxy_async(),
-            at.tcgen05_fence_before(),
-            self._arrive(self.weighed),
-        ]
+        emit(at.mbar_wait(slot(self.scored, t & 1), (t >> 1) & 1))
+        self._take(self.scores, self.score_columns, t & 1)
+        self.update_max(t)
+        self.to_probs()
+        emit(self._after_one(when(const(0) < t, traced(self._add, t - 1))))
+        self.rescale_sums()
+        self.put_probs()
+        if cleared:
+            last = self.tokens < self.first(t) + self.tile
+            emit(when(last, self.rings[VALUES].wait_full(t), cleared))
+        emit(at.fence_proxy_async(), at.tcgen05_fence_before(), self._arrive(self.weighed))
 
-    def _take(self, into: UOp, columns: UOp, stage: Value) -> list[UOp]:
+    def _take(self, into: Float32, columns: UOp, stage: Value) -> None:
         """A warp's 16 of every 64 rows, to registers."""
-        source = slot(columns, stage)
-        load = at.tcgen05_ld(into, source, WARP << 21, shape="16x256b")
-        return [at.tcgen05_fence_after(), load, at.tcgen05_wait_ld()]
+        load = at.tcgen05_ld(into.slot, slot(columns, stage), WARP << 21, shape="16x256b")
+        emit(at.tcgen05_fence_after(), load, at.tcgen05_wait_ld())
 
-    def _add(self, t: UOp) -> list[UOp]:
+    def _add(self, t: UOp) -> None:
         """What a tile's probs and values come to, to the sums."""
-        added = self.r("products", self.sums.arg)
-        return [
-            at.mbar_wait(slot(self.summed), value(t) & 1),
-            *self._take(added, self.added_columns, 0),
-            at.add_f32(self.sums, added),
-        ]
+        emit(at.mbar_wait(slot(self.summed), value(t) & 1))
+        added = self.sums.fresh()
+        self._take(added, self.added_columns, 0)
+        self.sums += added
 
     def _arrive(self, bar: UOp) -> list[UOp]:
         """A warp's arrival, of all its lanes."""

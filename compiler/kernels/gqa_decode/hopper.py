@@ -9,48 +9,50 @@ from __future__ import annotations
 from itertools import product
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import Body, Role, UOp, loop, role, var, when
+from ptxflow.compiler.ir import Role, UOp, loop, role, var, when
 from ptxflow.compiler.kernels.gqa_decode.probs import MEET, THREADS, Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES, WIDE
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, rows_along_k, wgmma
+from ptxflow.compiler.tile.values import emit, repeat, traced
 
 
 class Hopper(Weights):
     """The kernel."""
 
     def build(self) -> UOp:
-        t, some = var("step"), var("some")
-        steps = loop(t, self.count, self._step(t))
-        meet = at.named_sync(id=MEET, threads=THREADS)
-        multiply: list[Body] = [self.begin(), self.ask_queries(), meet, steps, self.epilogue()]
+        multiply = loop(var("some"), self.any, traced(self._multiply))
         roles = [
-            role(Role("multiply", 0, GROUP_WARPS), loop(some, self.any, multiply)),
+            role(Role("multiply", 0, GROUP_WARPS), multiply),
             role(Role("produce", GROUP_WARPS, self.stages), self.produce()),
         ]
         storage = (*self.tile_storage, self.broadcast, self.probs)
         info = self.info(GROUP_WARPS + self.stages, storage)
         return finish(info, *self.find_span(), *roles)
 
-    def _step(self, t: UOp) -> list[Body]:
+    def _multiply(self) -> None:
+        """All tiles."""
+        self.begin()
+        emit(self.ask_queries(), at.named_sync(id=MEET, threads=THREADS))
+        t = var("step")
+        with repeat(t, self.count):
+            self._step(t)
+        self.epilogue()
+
+    def _step(self, t: UOp) -> None:
         ring = self.rings[VALUES]
         values = ring.wait_full(t) if self.apart else None
         cleared = self.clear(t)
-        return [
-            self._multiply_keys(t),
-            self._release(KEYS, t) if self.apart else None,
-            self.update_max(t),
-            self.to_probs(),
-            self.put_probs(),
-            [values, when(self.tokens < self.first(t) + self.tile, cleared)] if cleared else None,
-            at.fence_proxy_async(),
-            at.named_sync(id=MEET, threads=THREADS),
-            self.rescale_sums(),
-            None if cleared else values,
-            self._multiply_values(t),
-            self._release(VALUES, t),
-        ]
+        emit(self._multiply_keys(t), self._release(KEYS, t) if self.apart else None)
+        self.update_max(t)
+        self.to_probs()
+        self.put_probs()
+        if cleared:
+            emit(values, when(self.tokens < self.first(t) + self.tile, cleared))
+        emit(at.fence_proxy_async(), at.named_sync(id=MEET, threads=THREADS))
+        self.rescale_sums()
+        emit(None if cleared else values, self._multiply_values(t), self._release(VALUES, t))
 
     def _release(self, name: str, t: UOp) -> UOp:
         return self.rings[name].release(t)
@@ -65,7 +67,7 @@ class Hopper(Weights):
                 first = i * ROWS * LINE
                 k = k_major(self.tile_of, buffer, stage, h * self.size + column, first, ROWS)
                 q = k_major(self.query_of, self.queries, h, column)
-                out.append(wgmma(acc, k, q, int(column > 0), self.dtype))
+                out.append(wgmma(acc.slot, k, q, int(column > 0), self.dtype))
         return [*out, at.wgmma_commit(), at.wgmma_wait(pending=0)]
 
     def _multiply_values(self, t: UOp) -> list[UOp]:
@@ -76,5 +78,5 @@ class Hopper(Weights):
             for k in range(self.tile // MMA_K):
                 v = rows_along_k(self.tile_of, buffer, stage, k * MMA_K, h * self.size + d * WIDE)
                 acc = self.of_mma(self.sums, h, d)
-                out.append(wgmma(acc, v, self.probs_of(h, k), 1, self.dtype))
+                out.append(wgmma(acc.slot, v, self.probs_of(h, k), 1, self.dtype))
         return [*out, at.wgmma_commit(), at.wgmma_wait(pending=0)]

@@ -14,18 +14,34 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
-from ptxflow.compiler.ir.statements import Body, loop, when
-from ptxflow.compiler.ir.storage import part, slot
+from ptxflow.compiler.ir.statements import when
+from ptxflow.compiler.ir.storage import slot
 from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, MMA_TOKENS
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.ring import Ring
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES
 from ptxflow.compiler.kernels.gqa_decode.span import Span
 from ptxflow.compiler.lower import finish
-from ptxflow.compiler.tile.fragments import COLUMN, ROW, a_rows, mma, n_rows
-from ptxflow.compiler.tile.softmax import ACROSS, MAX, MINUS_INFINITY, SUM, ColumnSoftmax
+from ptxflow.compiler.tile.fragments import COLUMN, ROW, a_rows, load_matrix, mma, n_rows
+from ptxflow.compiler.tile.softmax import (
+    ACROSS,
+    MAX,
+    MINUS_INFINITY,
+    SUM,
+    ColumnSoftmax,
+    logit_scale,
+)
 from ptxflow.compiler.tile.tensors import load_global
-from ptxflow.compiler.tile.values import Float32, traced
+from ptxflow.compiler.tile.values import (
+    Float32,
+    UInt32,
+    emit,
+    exp2,
+    maximum,
+    repeat,
+    traced,
+    where,
+)
 
 STATS_BYTES = 4 * QUAD_BYTES  # of a unit: four lanes have what all rows have
 
@@ -36,19 +52,29 @@ class Chunks(Span):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.warps: int = s.warps
-        self.softmax = [ColumnSoftmax(self.r, 2, f"u{i}_") for i in range(len(self.units))]
+        r, count, scores = self.r, len(self.units), self.tile // MMA_TOKENS * QUAD
+        self.softmax = [ColumnSoftmax(r, 2, f"u{i}_") for i in range(count)]
+        self.queries = [r.uint32(width=2 * self.blocks) for _ in range(count)]
+        self.sums = r.float32(count * self.blocks * QUAD)
+        self.scores = [r.float32(scores) for _ in range(count)]
+        #: probs of a tile, in 32 bits, and as fragments of P^T
+        self.probs = [r.float32(scores, f"exact{i}") for i in range(count)]
+        self.turned = [r.uint32(width=self.tile // 8) for _ in range(count)]
+        #: two maxima and two row sums: the warp's, and those of all
+        self.stats = [r.float32(QUAD) for _ in range(count)]
+        self.merged = [r.float32(QUAD) if s.warps > 1 else own for own in self.stats]
         self.ring = Ring(self, self.sequences, self.head)
         # whether a stage of the ring takes more than one tile
         self._goes_on = self.tiles > self.stages
 
     def build(self) -> UOp:
         start = self.start
-        body = [*self.find_span(), when(start < self.tokens, self._chunk(start))]
+        body = [*self.find_span(), when(start < self.tokens, traced(self._chunk, start))]
         return finish(self.info(self.warps, (self.ring.keys, self.ring.values)), *body)
 
     # -- the whole -----------------------------------------------------------------------------
 
-    def _chunk(self, start: UOp) -> list[Body]:
+    def _chunk(self, start: UOp) -> None:
         """Rows of the first tiles are asked for before anything else, the pages of all at once."""
         stride = self.warps * self.tile
         first = start + WARP * self.tile
@@ -56,176 +82,139 @@ class Chunks(Span):
         firsts = [first + t * stride for t in range(self.stages)]
         ahead = first + self.stages * stride
         t, ring = var("tile"), self.ring
-        return [
-            [ring.pages(f"{i}", f) for i, f in enumerate(firsts)],
-            ring.pages("ahead", ahead, unread=True) if self._goes_on else None,
-            when(const(0) < tiles, ring.ask(0, "0", first)),
-            [ring.ask_if(const(i), tiles, i, f"{i}", firsts[i]) for i in range(1, self.stages)],
-            when(const(0) < tiles, self._queries(), traced(self.softmax[0].constants)),
-            [traced(softmax.begin) for softmax in self.softmax],
-            at.mov(self._sums(), 0),
-            loop(t, tiles, self._step(t, tiles, first + t * stride), rolled=True),
-            self._leave(),
-        ]
+        emit([ring.pages(f"{i}", f) for i, f in enumerate(firsts)])
+        if self._goes_on:
+            emit(ring.pages("ahead", ahead, unread=True))
+        emit(when(const(0) < tiles, ring.ask(0, "0", first)))
+        emit([ring.ask_if(const(i), tiles, i, f"{i}", firsts[i]) for i in range(1, self.stages)])
+        with where(const(0) < tiles):
+            self._load_queries()
+            self.softmax[0].constants()
+        for softmax in self.softmax:
+            softmax.begin()
+        emit(at.mov(self.sums.slot, 0))
+        with repeat(t, tiles, rolled=True):
+            self._step(t, tiles, first + t * stride)
+        self._leave()
 
-    def _step(self, t: UOp, tiles: UOp, first: UOp) -> list[Body]:
+    def _step(self, t: UOp, tiles: UOp, first: UOp) -> None:
         """A tile; then the one that takes its place in the ring is asked for."""
-        stage, stride = t % self.stages, self.warps * self.tile
+        stage, stride, ring = t % self.stages, self.warps * self.tile, self.ring
         again = first + self.stages * stride
-        return [
-            self.ring.next_pages(again + stride) if self._goes_on else None,
-            self.ring.wait(False),
-            self._multiply_keys(stage),
-            when(self.tokens < first + self.tile, self._hide(first)),
-            [traced(self._softmax, u) for u in range(len(self.units))],
-            self._probs(),
-            self.ring.wait(True) if self.ring.apart else None,
-            self._multiply_values(stage),
-            at.warp_sync(),  # all lanes have read what the next rows overwrite
-            self.ring.ask_if(t + self.stages, tiles, stage, "next", again)
-            if self._goes_on
-            else self.ring.skip(),
-        ]
+        if self._goes_on:
+            emit(ring.next_pages(again + stride))
+        emit(ring.wait(False))
+        self._multiply_keys(stage)
+        with where(self.tokens < first + self.tile):
+            self._hide(first)
+        for u in range(len(self.units)):
+            self._softmax(u)
+        self._turn_probs()
+        if ring.apart:
+            emit(ring.wait(True))
+        self._multiply_values(stage)
+        emit(at.warp_sync())  # all lanes have read what the next rows overwrite
+        if self._goes_on:
+            emit(ring.ask_if(t + self.stages, tiles, stage, "next", again))
+        else:
+            emit(ring.skip())
 
     # -- multiplying ---------------------------------------------------------------------------
 
-    def _queries(self) -> list[UOp]:
+    def _load_queries(self) -> None:
         """Fragments of the queries, K by N, and the factor that takes scores to base 2."""
-        out = self.scale()
-        for u, (h, c) in enumerate(self.units):
+        self.scale = logit_scale(self.r)
+        for (h, c), queries in zip(self.units, self.queries, strict=True):
             mine = ROW + (self.column + c) * COLUMNS  # of the query heads of a key head
             row = self.query_row(h) + mine
             inside = const(1) if self.group % COLUMNS == 0 else mine < self.group
             index = row * self.size + COLUMN
             for k in range(2 * self.blocks):
-                query, attrs = part(self._query(u), k, 1), {"offset": k * 8 * ELEMENT}
-                out.append(load_global(query, "q", index, inside, None, ELEMENT, **attrs))
-        return out
+                held, attrs = queries[k].slot, {"offset": k * 8 * ELEMENT}
+                emit(load_global(held, "q", index, inside, None, ELEMENT, **attrs))
 
-    def _query(self, u: int) -> UOp:
-        return self.r(f"query{u}", 2 * self.blocks)
-
-    def _scores(self, u: int) -> UOp:
-        return self.r(f"scores{u}", self.tile // MMA_TOKENS * QUAD)
-
-    def _exact(self, u: int) -> UOp:
-        """Weights of a tile, in 32 bits."""
-        return self.r(f"exact{u}", self.tile // MMA_TOKENS * QUAD)
-
-    def _sums(self, u: int | None = None) -> UOp:
-        every = self.r("sums", len(self.units) * self.blocks * QUAD)
-        if u is None:
-            return every
-        return part(every, u * self.blocks * QUAD, self.blocks * QUAD)
-
-    def _fragment(self, i: int, h: int, block: int) -> int:
-        """Where 16 tokens by 16 dims of a key head begin in a tile, in bytes."""
-        return i * MMA_TOKENS * self.ring.pitch + (h * self.size + block * MMA_DIMS) * ELEMENT
+    def _sums(self, u: int) -> Float32:
+        return self.sums[u * self.blocks * QUAD : (u + 1) * self.blocks * QUAD]
 
     def _products(
-        self, name: str, stage: UOp, operands: Callable[[int, int, int], tuple[UOp, UOp]]
-    ) -> list[UOp]:
+        self, keys: bool, stage: UOp, operands: Callable[[int, int, int], tuple[Float32, UInt32]]
+    ) -> None:
         """Products of a tile's 16 tokens i by 16 dims d with `operands(unit, i, d)`: C, and B."""
-        keys, out = name == "key", list[UOp]()
         buffer = self.ring.buffer(self.ring.keys if keys else self.ring.values, stage)
         lane_row = (a_rows if keys else n_rows)(self.ring.pitch)
         tokens = range(self.tile // MMA_TOKENS)
         for i, h, d in product(tokens, range(self.heads), range(self.blocks)):
-            a, place = self.r(f"{name}{h}_{d % 4}", QUAD), lane_row + self._fragment(i, h, d)
-            out.append(at.ldmatrix_x4(a, buffer, place, transposed=not keys))
+            begin = i * MMA_TOKENS * self.ring.pitch + (h * self.size + d * MMA_DIMS) * ELEMENT
+            a = load_matrix(self.r, buffer, lane_row + begin, not keys)
             for u in range(h * self.side, (h + 1) * self.side):
                 result, b = operands(u, i, d)
-                out += mma(result, [a], b, self.dtype)
-        return out
+                emit(mma(result.slot, [a.slot], b.slot, self.dtype))
 
-    def _multiply_keys(self, stage: UOp) -> list[UOp]:
+    def _multiply_keys(self, stage: UOp) -> None:
         """Scores in base 2 of a tile, S^T = K Q^T."""
-        scores = [self._scores(u) for u in range(len(self.units))]
 
-        def operands(u: int, i: int, d: int) -> tuple[UOp, UOp]:
-            return part(scores[u], i * QUAD, QUAD), part(self._query(u), 2 * d, 2)
+        def operands(u: int, i: int, d: int) -> tuple[Float32, UInt32]:
+            return self.scores[u][i * QUAD : (i + 1) * QUAD], self.queries[u][2 * d : 2 * d + 2]
 
-        return [
-            *(at.mov(each, 0) for each in scores),
-            *self._products("key", stage, operands),
-            *(at.rescale(each, self.r("scale", 1)) for each in scores),
-        ]
+        emit([at.mov(each.slot, 0) for each in self.scores])
+        self._products(True, stage, operands)
+        for each in self.scores:
+            each *= self.scale
 
-    def _hide(self, first: UOp) -> list[UOp]:
+    def _hide(self, first: UOp) -> None:
         """Scores past the end of the sequence count for nothing."""
-        out = list[UOp]()
         for i in range(self.tile // MMA_TOKENS):
             for half in range(2):
                 inside = first + ROW + (i * MMA_TOKENS + half * 8) < self.tokens
-                out += [
-                    at.hide(part(self._scores(u), i * QUAD + 2 * half, 2), inside)
-                    for u in range(len(self.units))
-                ]
-        return out
+                some = slice(i * QUAD + 2 * half, i * QUAD + 2 * half + 2)
+                emit([at.hide(scores[some].slot, inside) for scores in self.scores])
 
     def _softmax(self, u: int) -> None:
-        """Scores of a tile to weights; what was summed with an older maximum is rescaled."""
-        softmax, scores = self.softmax[u], Float32(self.r, self._scores(u))
-        exact, sums = Float32(self.r, self._exact(u)), Float32(self.r, self._sums(u))
+        """Scores of a tile to probs; what was summed with an older maximum is rescaled."""
+        softmax, scores, sums = self.softmax[u], self.scores[u], self._sums(u)
         softmax.update_max(MAX.across(MAX.in_turn(scores, 2), ACROSS))
-        softmax.probs(scores, exact)
-        softmax.add(SUM.in_turn(exact, 2))
+        softmax.probs(scores, self.probs[u])
+        softmax.add(SUM.in_turn(self.probs[u], 2))
         sums *= softmax.factor
 
-    def _weight(self, u: int) -> UOp:
-        return self.r(f"weight{u}", self.tile // 8)
-
-    def _probs(self) -> list[UOp]:
-        """Weights in 16 bits as fragments of P^T: two heads of a token become two tokens of one."""
-        out = list[UOp]()
-        for u in range(len(self.units)):
+    def _turn_probs(self) -> None:
+        """Probs in 16 bits as fragments of P^T: two heads of a token become two tokens of one."""
+        for probs, turned in zip(self.probs, self.turned, strict=True):
             for j in range(self.tile // 8):
-                rounded = self.r(f"rounded{u}", self.tile // 8)
-                pair = part(self._exact(u), 2 * j, 2)
-                out.append(at.pack(part(rounded, j, 1), pair, dtype=self.dtype))
-                out.append(at.movmatrix(part(self._weight(u), j, 1), part(rounded, j, 1)))
-        return out
+                rounded = probs[2 * j : 2 * j + 2].pack(self.dtype)
+                emit(at.movmatrix(turned[j].slot, rounded.slot))
 
-    def _multiply_values(self, stage: UOp) -> list[UOp]:
+    def _multiply_values(self, stage: UOp) -> None:
         """Adds the tile's V^T P^T."""
 
-        def operands(u: int, i: int, d: int) -> tuple[UOp, UOp]:
-            return part(self._sums(u), d * QUAD, QUAD), part(self._weight(u), 2 * i, 2)
+        def operands(u: int, i: int, d: int) -> tuple[Float32, UInt32]:
+            return self._sums(u)[d * QUAD : (d + 1) * QUAD], self.turned[u][2 * i : 2 * i + 2]
 
-        return self._products("value", stage, operands)
+        self._products(False, stage, operands)
 
     # -- leaving -------------------------------------------------------------------------------
 
-    def _leave(self) -> list[Body]:
+    def _leave(self) -> None:
         """The warps' sums, added up where there are several, to the output or the workspace."""
-        out: list[Body] = [traced(self._own_stats, u) for u in range(len(self.units))]
+        for stats, softmax in zip(self.stats, self.softmax, strict=True):
+            row_sum = SUM.across(softmax.row_sum, ACROSS)
+            stats[:2].set(softmax.row_max)
+            stats[2:].set(row_sum)
         if self.warps > 1:
-            out += [self._hand(), at.cta_sync()]
+            self._hand()
+            emit(at.cta_sync())
         for u in range(len(self.units)):
+            self.wholes = [self._sums(u)[QUAD * i : QUAD * (i + 1)] for i in self.mine]
             if self.warps > 1:
-                out += [self._factors(u), *(self._add_block(u, i) for i in self.mine)]
-            out += self.put(u)
-        return out
+                self._weigh_warps(u)
+                self.wholes = [self._add_block(u, i) for i in self.mine]
+            self.put(u)
 
-    def _own_stats(self, u: int) -> None:
-        """Maxima and, of all rows of the warp, sums."""
-        stats, softmax = Float32(self.r, self._stats(u)), self.softmax[u]
-        row_sum = SUM.across(softmax.row_sum, ACROSS)
-        stats[:2].set(softmax.row_max)
-        stats[2:].set(row_sum)
+    def whole(self, u: int, i: int) -> Float32:
+        return self.wholes[i]
 
-    def whole(self, u: int, i: int) -> UOp:
-        """The sums of all warps, of a warp's i-th block of a unit."""
-        return self.r(f"whole{i}", QUAD) if self.warps > 1 else part(self._sums(u), QUAD * i, QUAD)
-
-    def _stats(self, u: int) -> UOp:
-        """Two maxima, two row sums."""
-        return self.r(f"stats{u}", QUAD)
-
-    def all_stats(self, u: int) -> tuple[UOp, UOp]:
-        """Maxima and row sums of all warps."""
-        both = self.r(f"merged{u}", QUAD) if self.warps > 1 else self._stats(u)
-        return part(both, 0, 2), part(both, 2, 2)
+    def all_stats(self, u: int) -> Float32:
+        return self.merged[u]
 
     # -- adding up the warps -------------------------------------------------------------------
 
@@ -240,49 +229,36 @@ class Chunks(Span):
         begin = warp * self.ring.bytes + (self.heads * self.blocks * WARP_BYTES + h * STATS_BYTES)
         return slot((self.ring.keys, self.ring.values)[c], 0, begin, STATS_BYTES), (LANE & 3) << 4
 
-    def _hand(self) -> list[Body]:
-        out: list[Body] = []
-        for u in range(len(self.units)):
-            out.append(at.st_shared_v4(*self._handed_stats(WARP, u), self._stats(u)))
+    def _hand(self) -> None:
+        for u, stats in enumerate(self.stats):
+            emit(at.st_shared_v4(*self._handed_stats(WARP, u), stats.slot))
             for d in range(self.blocks):
-                piece = part(self._sums(u), QUAD * d, QUAD)
-                out.append(at.st_shared_v4(*self._handed_sums(WARP, u, d), piece))
-        return out
+                piece = self._sums(u)[QUAD * d : QUAD * (d + 1)]
+                emit(at.st_shared_v4(*self._handed_sums(WARP, u, d), piece.slot))
 
-    def _factors(self, u: int) -> list[UOp]:
+    def _weigh_warps(self, u: int) -> None:
         """The maxima of all warps, and what each warp's sums count for: 2^(its maximum - that)."""
-        r, (row_max, _) = self.r, self.all_stats(u)
-        out = [at.mov(row_max, MINUS_INFINITY)]
-        for w in range(self.warps):
-            theirs, higher = r(f"theirs{w}", QUAD), r(f"higher{w}", 2)
-            out.append(at.ld_shared_v4(theirs, *self._handed_stats(w, u), unread="dst"))
-            out += [at.max_f32(higher, row_max, part(theirs, 0, 2)), at.copy(row_max, higher)]
-        for w in range(self.warps):
-            theirs, below = r(f"theirs{w}", QUAD), r(f"below{w}", 2)
-            out.append(at.sub_f32(below, part(theirs, 0, 2), row_max))
-            out.append(at.exp2_f32(r(f"factor{w}", 2), below))
-        return out
+        row_max, self.theirs = self.merged[u][:2], [self.r.float32(QUAD) for _ in range(self.warps)]
+        emit(at.mov(row_max.slot, MINUS_INFINITY))
+        for w, theirs in enumerate(self.theirs):
+            emit(at.ld_shared_v4(theirs.slot, *self._handed_stats(w, u), unread="dst"))
+            row_max.set(maximum(row_max, theirs[:2]))
+        self.factors = [exp2(theirs[:2] - row_max) for theirs in self.theirs]
 
-    def add_probs(self, u: int) -> list[UOp]:
+    def add_probs(self, u: int) -> None:
         """The row sums of all warps, where there are several."""
-        if self.warps == 1:
-            return []
-        r, (_, row_sum) = self.r, self.all_stats(u)
-        out = [at.mov(row_sum, 0)]
-        for w in range(self.warps):
-            weighted, theirs = r(f"weighted{w}", 2), r(f"theirs{w}", QUAD)
-            out.append(at.mul_f32(weighted, part(theirs, 2, 2), r(f"factor{w}", 2)))
-            out.append(at.add_f32(row_sum, weighted))
-        return out
+        if self.warps > 1:
+            row_sum = self.merged[u][2:]
+            emit(at.mov(row_sum.slot, 0))
+            for theirs, factor in zip(self.theirs, self.factors, strict=True):
+                row_sum += theirs[2:] * factor
 
-    def _add_block(self, u: int, i: int) -> list[UOp]:
-        r, whole = self.r, self.whole(u, i)
-        out = [at.mov(whole, 0)]
-        for w in range(self.warps):
-            piece = r(f"piece{w}", QUAD)
-            out += [
-                at.ld_shared_v4(piece, *self._handed_sums(w, u, self.block(i))),
-                at.rescale(piece, r(f"factor{w}", 2)),
-                at.add_f32(whole, piece),
-            ]
-        return out
+    def _add_block(self, u: int, i: int) -> Float32:
+        whole = self.r.float32(QUAD, f"whole{i}_")
+        emit(at.mov(whole.slot, 0))
+        for w, factor in enumerate(self.factors):
+            piece = self.r.float32(QUAD)
+            emit(at.ld_shared_v4(piece.slot, *self._handed_sums(w, u, self.block(i))))
+            piece *= factor
+            whole += piece
+        return whole

@@ -7,7 +7,8 @@ their own, so they broadcast their maxima, and in the end their row sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import TypeVar
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
@@ -20,14 +21,22 @@ from ptxflow.compiler.kernels.gqa_decode.shape import QUAD
 from ptxflow.compiler.kernels.gqa_decode.tiles import CHUNK, LINES, WIDE, Tiles
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 from ptxflow.compiler.tile.operands import Matrix
-from ptxflow.compiler.tile.softmax import ACROSS, MAX, SUM, ColumnSoftmax, Reduction
-from ptxflow.compiler.tile.values import Float32, emit, trace, traced
+from ptxflow.compiler.tile.softmax import (
+    ACROSS,
+    MAX,
+    SUM,
+    ColumnSoftmax,
+    Reduction,
+    logit_scale,
+)
+from ptxflow.compiler.tile.values import Float32, Vector, emit, where
 
 MEET = 1  # named barrier of the warpgroup
 THREADS = 32 * GROUP_WARPS
 CORE = 8 * 16  # bytes of eight tokens by eight heads, in 16 bits: a core matrix, MN-major
 ROW_SUMS = 2  # where row sums are broadcast; maxima of even and odd tiles before it
 WORD = 4
+V = TypeVar("V", bound=Vector)
 
 
 class Weights(Tiles):
@@ -39,8 +48,8 @@ class Weights(Tiles):
         self.part = self.wide // 2  # registers of an MMA's result
         self.pairs = 2 * len(self.units)  # registers with a value for each head of a lane
         r, each = self.r, self.heads * self.part
-        self.scores, self.sums = r("scores", each * self.deep), r("sums", each * self.dims)
-        self.packed = r("packed", each * self.deep // 2)
+        self.scores, self.sums = r.float32(each * self.deep), r.float32(each * self.dims)
+        self.packed = r.uint32(width=each * self.deep // 2)
         self.softmax = ColumnSoftmax(r, self.pairs)
         self.probs = smem("weights", self.tile * self.wide * ELEMENT, self.heads, align=128)
         self.broadcast = smem("told", self._broadcast_bytes * GROUP_WARPS, 3, align=16)
@@ -50,24 +59,25 @@ class Weights(Tiles):
 
     # -- registers -----------------------------------------------------------------------------
 
-    def of_head(self, whole: UOp, h: int) -> UOp:
+    def of_head(self, whole: V, h: int) -> V:
         """A key head's part of scores or sums."""
-        each = whole.arg // self.heads
-        return part(whole, h * each, each)
+        each = whole.n // self.heads
+        return whole[h * each : (h + 1) * each]
 
-    def of_mma(self, whole: UOp, h: int, i: int) -> UOp:
+    def of_mma(self, whole: Float32, h: int, i: int) -> Float32:
         """Those of the i-th 64 tokens or dims."""
-        return part(self.of_head(whole, h), i * self.part, self.part)
+        return self.of_head(whole, h)[i * self.part : (i + 1) * self.part]
 
-    def of_unit(self, whole: UOp, u: int) -> Iterator[UOp]:
+    def of_unit(self, whole: Float32, u: int) -> Iterator[Float32]:
         """Those of a unit, four at a time."""
         h, c = self.units[u]
-        for i in range(whole.arg // (self.heads * self.part)):
-            yield part(self.of_mma(whole, h, i), c * QUAD, QUAD)
+        for i in range(whole.n // (self.heads * self.part)):
+            yield self.of_mma(whole, h, i)[c * QUAD : (c + 1) * QUAD]
 
-    def pair(self, values: UOp, u: int) -> UOp:
+    @staticmethod
+    def pair(values: Float32, u: int) -> Float32:
         """Of a unit's two heads."""
-        return part(values, 2 * u, 2)
+        return values[2 * u : 2 * u + 2]
 
     # -- queries -------------------------------------------------------------------------------
 
@@ -101,13 +111,11 @@ class Weights(Tiles):
             anywhere("q"),
         )
 
-    def begin(self) -> list[UOp]:
-        return [
-            *self.scale(),
-            *traced(self.softmax.constants),
-            *traced(self.softmax.begin),
-            at.mov(self.sums, 0),
-        ]
+    def begin(self) -> None:
+        self.scale = logit_scale(self.r)
+        self.softmax.constants()
+        self.softmax.begin()
+        emit(at.mov(self.sums.slot, 0))
 
     # -- what warps tell each other ------------------------------------------------------------
 
@@ -139,62 +147,48 @@ class Weights(Tiles):
 
     # -- probs ---------------------------------------------------------------------------------
 
-    def fold(self, name: str, atom: Callable[..., UOp], pairwise: Callable[..., UOp]) -> list[UOp]:
-        """Scores to a value for each head of the lane, in the registers of that name."""
-        out, folded = list[UOp](), self.r("folded", self.part)
+    def fold(self, by: Reduction) -> Float32:
+        """Scores to a value for each head of the lane."""
+        out = self.r.float32(self.pairs)
         for h in range(self.heads):
-            out.append(atom(folded, self.of_head(self.scores, h)))
+            folded = by.in_turn(self.of_head(self.scores, h), self.part)
             for u, (head, c) in enumerate(self.units):
                 if head == h:
-                    low, high = part(folded, c * QUAD, 2), part(folded, c * QUAD + 2, 2)
-                    out.append(pairwise(self.pair(self.r(name, self.pairs), u), low, high))
+                    low, high = folded[c * QUAD :][:2], folded[c * QUAD + 2 :][:2]
+                    self.pair(out, u).set(by.join(low, high))
         return out
 
-    def update_max(self, t: UOp) -> list[Body]:
-        """Scores of a tile to base 2, their maximum with those before, and the register `factor`
-        for what was summed with an older one."""
-        own = Float32(self.r, self.r("own_top", self.pairs))
-        return [
-            at.rescale(self.scores, self.r("scale", 1)),
-            when(self.tokens < self.first(t) + self.tile, self._hide(t)),
-            self.fold("own_top", at.fold_max, at.max_f32),
-            traced(lambda: self.softmax.update_max(self.everywhere(t & 1, own, MAX))),
-        ]
+    def update_max(self, t: UOp) -> None:
+        """Scores of a tile to base 2, their maximum with those before, and the factor for what was
+        summed with an older one."""
+        self.scores *= self.scale
+        with where(self.tokens < self.first(t) + self.tile):
+            self._hide(t)
+        self.softmax.update_max(self.everywhere(t & 1, self.fold(MAX), MAX))
 
-    def _hide(self, t: UOp) -> list[UOp]:
+    def _hide(self, t: UOp) -> None:
         """Scores past the end of the sequence count for nothing."""
-        out = list[UOp]()
         for i in range(self.deep):
             row = self.first(t) + (WARP * 16 + (LANE >> 2) + i * ROWS)
             for half in range(2):
                 inside = row + 8 * half < self.tokens
                 for h in range(self.heads):
                     scores = self.of_mma(self.scores, h, i)
-                    for c in range(0, self.part, QUAD):
-                        out.append(at.hide(part(scores, c + 2 * half, 2), inside))
-        return out
+                    for c in range(2 * half, self.part, QUAD):
+                        emit(at.hide(scores[c : c + 2].slot, inside))
 
-    def to_probs(self) -> list[UOp]:
+    def to_probs(self) -> None:
         """Scores to probs, and their sums."""
-        out, softmax = list[UOp](), self.softmax
         for u in range(len(self.units)):
-            for slot_ in self.of_unit(self.scores, u):
-                scores = Float32(self.r, slot_)
-                out += traced(softmax.probs, scores, scores, slice(2 * u, 2 * u + 2))
-        return [
-            *out,
-            at.pack(self.packed, self.scores, dtype=self.dtype),
-            *self.fold("added", at.fold_sum, at.sum_f32),
-            *traced(softmax.add, Float32(self.r, self.r("added", self.pairs))),
-        ]
+            for scores in self.of_unit(self.scores, u):
+                self.softmax.probs(scores, scores, slice(2 * u, 2 * u + 2))
+        self.scores.pack(self.dtype, self.packed)
+        self.softmax.add(self.fold(SUM))
 
-    def rescale_sums(self) -> list[UOp]:
-        factor = self.softmax.factor.slot
-        return [
-            at.rescale(some, self.pair(factor, u))
-            for u in range(len(self.units))
-            for some in self.of_unit(self.sums, u)
-        ]
+    def rescale_sums(self) -> None:
+        for u in range(len(self.units)):
+            for some in self.of_unit(self.sums, u):
+                some *= self.pair(self.softmax.factor, u)
 
     # -- probs in shared memory ----------------------------------------------------------------
 
@@ -203,42 +197,29 @@ class Weights(Tiles):
         place = slot(self.probs, h, k * self.step_bytes, self.step_bytes)
         return Matrix(place, CORE, 2 * CORE, 0, transposed=True)
 
-    def put_probs(self) -> list[UOp]:
+    def put_probs(self) -> None:
         """A warp's 16 tokens of each 64; a lane's two heads of one lie where its number says."""
-        out = list[UOp]()
         for h in range(self.heads):
             for i in range(self.deep):
-                packed = part(self.of_head(self.packed, h), i * self.part // 2, self.part // 2)
-                for n in range(packed.arg):  # by column, then half
+                packed = self.of_head(self.packed, h)[i * self.part // 2 :][: self.part // 2]
+                for n in range(packed.n):  # by column, then half
                     begin = (WARP + i * GROUP_WARPS) * self.step_bytes + n * CORE
                     place = slot(self.probs, h, begin, CORE)
-                    out.append(at.st_shared_lanes(place, LANE << 2, 1, part(packed, n, 1)))
-        return out
+                    emit(at.st_shared_lanes(place, LANE << 2, 1, packed[n].slot))
 
     # -- leaving -------------------------------------------------------------------------------
 
-    def epilogue(self) -> list[Body]:
+    def epilogue(self) -> None:
         """All warps' row sums, and the warpgroup's sums, to where they belong."""
-        with trace() as found:
-            joint = self.everywhere(ROW_SUMS, self.softmax.row_sum, SUM).slot
-        out: list[Body] = [*found]
-        for u in range(len(self.units)):
-            stats = self.r(f"stats{u}", QUAD)
-            out += [
-                at.copy(
-                    part(stats, 0, 2), self.pair(self.softmax.row_max.slot, u), unread="dst"
-                ),  # by one warp
-                at.copy(part(stats, 2, 2), self.pair(joint, u), unread="dst"),
-                self.put(u),
-            ]
-        return out
+        joint = self.everywhere(ROW_SUMS, self.softmax.row_sum, SUM)
+        self.stats = [self.r.float32(QUAD) for _ in self.units]
+        for u, stats in enumerate(self.stats):
+            stats[:2].set(self.pair(self.softmax.row_max, u), unread="dst")  # by one warp
+            stats[2:].set(self.pair(joint, u), unread="dst")
+            self.put(u)
 
-    def whole(self, u: int, i: int) -> UOp:
+    def whole(self, u: int, i: int) -> Float32:
         return list(self.of_unit(self.sums, u))[i]
 
-    def all_stats(self, u: int) -> tuple[UOp, UOp]:
-        stats = self.r(f"stats{u}", QUAD)
-        return part(stats, 0, 2), part(stats, 2, 2)
-
-    def add_probs(self, u: int) -> list[UOp]:
-        return []
+    def all_stats(self, u: int) -> Float32:
+        return self.stats[u]

@@ -9,13 +9,13 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import LANE, Body, UOp, Value, global_tensor, part, rectangle, value
+from ptxflow.compiler.ir import LANE, UOp, Value, global_tensor, rectangle, value
 from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, chunk
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import WARP
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Registers
+from ptxflow.compiler.tile.values import Float32, Registers, emit, finite_or_zero, log2, reciprocal
 
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 QUAD_BYTES, WARP_BYTES = 4 * QUAD, 4 * QUAD * WARP
@@ -55,40 +55,29 @@ class Shape:
 
     # -- the output ----------------------------------------------------------------------------
 
-    def share(self, row_sum: UOp, row_max: UOp) -> tuple[list[UOp], UOp]:
+    @staticmethod
+    def share(row_sum: Float32, row_max: Float32) -> Float32:
         """One over the row sums; zero where there is no token."""
-        inverse, factor = self.r("inverse", 2), self.r("share", 2)
-        out = [at.reciprocal_f32(inverse, row_sum), at.finite_or_zero(factor, inverse, row_max)]
-        return out, factor
+        return finite_or_zero(reciprocal(row_sum), row_max)
 
-    def put_output(self, row: UOp, column: UOp, d: UOp, sums: UOp) -> list[UOp]:
+    def put_output(self, row: UOp, column: UOp, d: UOp, sums: Float32) -> None:
         """A block to the output, eight dims of a head together; `row` is of the key head."""
-        out, first = list[UOp](), column * COLUMNS
+        first = column * COLUMNS
         mine = first + (LANE >> 2)
         inside: UOp = value(1) if self.group % COLUMNS == 0 else mine < self.group
         for half in range(2):
-            packed, moved = self.r(f"packed{half}", 1), self.r(f"moved{half}", 1)
+            moved = sums[2 * half : 2 * half + 2].pack(self.dtype).apply(at.movmatrix)
             at_dim = d * MMA_DIMS + 8 * half
             index = (row + mine) * self.size + at_dim + ((LANE & 3) << 1)
             place = row + first, at_dim, self.heads_of_unit, 8
-            out += [
-                at.pack(packed, part(sums, 2 * half, 2), dtype=self.dtype),
-                at.movmatrix(moved, packed),
-                store_global("output", index, moved, place, inside, element=ELEMENT),
-            ]
-        return out
+            emit(store_global("output", index, moved.slot, place, inside, element=ELEMENT))
 
-    def put_lse(self, row: UOp, column: UOp, row_sum: UOp, row_max: UOp) -> list[Body]:
+    def put_lse(self, row: UOp, column: UOp, row_sum: Float32, row_max: Float32) -> None:
         """log2 of the row sum, plus the maximum: lanes 0 to 3 have two heads each."""
         width, first = min(2, self.group), column * COLUMNS
-        log, lse = self.r("log", width), self.r("lse", width)
-        out: list[Body] = [
-            at.log2_f32(log, part(row_sum, 0, width)),
-            at.sum_f32(lse, log, part(row_max, 0, width)),
-        ]
+        lse = log2(row_sum[:width]) + row_max[:width]
         for i in range(width):
             head = first + (LANE << 1) + i
             inside = (LANE < 4) & (head < self.group)
             place = row + first + i, 0, max(1, self.heads_of_unit - 1), 1
-            out.append(store_global("lse", row + head, part(lse, i, 1), place, inside))
-        return out
+            emit(store_global("lse", row + head, lse[i].slot, place, inside))

@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, special
-from ptxflow.compiler.ir.statements import Body, KernelInfo, when
-from ptxflow.compiler.ir.storage import slot
+from ptxflow.compiler.ir.statements import KernelInfo
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.decisions import columns_of_warp
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, Shape
 from ptxflow.compiler.launch import Param
-from ptxflow.compiler.tile.softmax import LOG2E
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Registers
+from ptxflow.compiler.tile.values import Float32, Registers, emit, where
 
 ENTRY = "gqa_decode"
 CACHES = (("k_cache", "ptr"), ("v_cache", "ptr"))
@@ -106,27 +103,18 @@ class Span(Shape):
         """The first query head of a key head, of all sequences' query heads."""
         return self.sequence * self.query_heads + (self.head + h) * self.group
 
-    def scale(self) -> list[UOp]:
-        """The register `scale`, which takes scores to base 2."""
-        return [
-            at.mov(self.r("sm_scale", 1), param("sm_scale")),
-            at.mov(self.r("log2e", 1), float_bits(LOG2E)),
-            at.mul_f32(self.r("scale", 1), self.r("sm_scale", 1), self.r("log2e", 1)),
-        ]
-
     # -- what it leaves ------------------------------------------------------------------------
 
-    def whole(self, u: int, i: int) -> UOp:
+    def whole(self, u: int, i: int) -> Float32:
         """The sums of all warps, of a warp's i-th block of a unit."""
         raise NotImplementedError
 
-    def all_stats(self, u: int) -> tuple[UOp, UOp]:
-        """Maxima and row sums of all warps, in registers side by side."""
+    def all_stats(self, u: int) -> Float32:
+        """Maxima and row sums of all warps, two each."""
         raise NotImplementedError
 
-    def add_probs(self, u: int) -> list[UOp]:
-        """Statements for those row sums, where there are any to make."""
-        raise NotImplementedError
+    def add_probs(self, u: int) -> None:
+        """Those row sums, where they are to be made."""
 
     @property
     def mine(self) -> range:
@@ -136,34 +124,36 @@ class Span(Shape):
     def block(self, i: int) -> UOp:
         return WARP + i * self.warps if self.warps > 1 else const(i)
 
-    def put(self, u: int) -> list[Body]:
+    def put(self, u: int) -> None:
         """A unit to the output, where the chunk is its sequence's only one, or to the workspace."""
-        return [
-            when(self.tokens < self.chunk + 1, self._put_output(u)),
-            when(self.tokens >= self.chunk + 1, self._put_sums(u)),
-        ]
+        with where(self.tokens < self.chunk + 1):
+            self._put_output(u)
+        with where(self.tokens >= self.chunk + 1):
+            self._put_sums(u)
 
-    def _put_output(self, u: int) -> list[Body]:
+    def _put_output(self, u: int) -> None:
         h, c = self.units[u]
         row, column = self.query_row(h), self.column + c
-        row_max, row_sum = self.all_stats(u)
-        statements, share = self.share(row_sum, row_max)
-        out: list[Body] = [self.add_probs(u), statements]
+        row_max, row_sum = self.all_stats(u)[:2], self.all_stats(u)[2:]
+        self.add_probs(u)
+        share = self.share(row_sum, row_max)
         for i in self.mine:
             whole = self.whole(u, i)
-            out += [at.rescale(whole, share), self.put_output(row, column, self.block(i), whole)]
+            whole *= share
+            self.put_output(row, column, self.block(i), whole)
         # one warp says of all units where the last of a key head has fewer heads than the others
         teller = u % self.warps if self.side == 1 or self.group % COLUMNS == 0 else 0
-        return [*out, when(WARP.eq(teller), self.put_lse(row, column, row_sum, row_max))]
+        with where(WARP.eq(teller)):
+            self.put_lse(row, column, row_sum, row_max)
 
-    def _put_sums(self, u: int) -> list[Body]:
+    def _put_sums(self, u: int) -> None:
         h, c = self.units[u]
-        row, out = self.unit(self.place, self.head + h, self.column + c), list[Body]()
+        row = self.unit(self.place, self.head + h, self.column + c)
         for i in self.mine:
-            index, where = self.sums_at(row, self.block(i))
-            whole = self.whole(u, i)
-            out.append(store_global("sums", index, whole, where, element=QUAD_BYTES))
-        both = slot(self.all_stats(u)[0].src[0])
-        index, where = self.stats_at(row, LANE)
-        put = store_global("stats", index, both, where, LANE < QUAD, element=QUAD_BYTES)
-        return [*out, when(WARP.eq(u % self.warps), self.add_probs(u), put)]
+            index, place = self.sums_at(row, self.block(i))
+            emit(store_global("sums", index, self.whole(u, i).slot, place, element=QUAD_BYTES))
+        index, place = self.stats_at(row, LANE)
+        with where(WARP.eq(u % self.warps)):
+            self.add_probs(u)
+            stats = self.all_stats(u).slot
+            emit(store_global("stats", index, stats, place, LANE < QUAD, element=QUAD_BYTES))

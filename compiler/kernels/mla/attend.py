@@ -17,6 +17,7 @@ from ptxflow.compiler.kernels.mla.shape import LANES
 from ptxflow.compiler.kernels.mla.span import COUNT, Rows, Span, Work
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global, store_global
+from ptxflow.compiler.tile.values import emit, traced, where
 
 CHUNK = 16  # bytes that a lane copies
 GATHERING = "g_"  # before the registers in which the gathering warp holds its span
@@ -95,7 +96,7 @@ class Attend(Multiplier):
         multiply = role(
             Role("multiply", 0, self.warps, regs=mine),
             *find,
-            when(span.present, self.multiply(span), self._leave(span)),
+            when(span.present, traced(self.multiply, span), traced(self._leave, span)),
         )
         body = [*([at.grid_launch_dependents()] if early else []), gather, multiply]
         storage = (*self.storage, *self.work.storage, *self.asking.storage)
@@ -178,53 +179,44 @@ class Attend(Multiplier):
 
     # -- leaving -------------------------------------------------------------------------------
 
-    def _leave(self, span: Span) -> list[Body]:
+    def _leave(self, span: Span) -> None:
         """Sums to the output where the span is the whole sequence, else to the workspace."""
         if self.cut > 1:
-            return self._hand_on()
-        whole = self._put(span)
-        if not self.split:
-            return whole
-        return [
-            when(span.tokens < self.chunk + 1, whole),
-            when(const(self.chunk) < span.tokens, self._hand_on()),
-        ]
+            self._hand_on()
+        elif not self.split:
+            self._put(span)
+        else:
+            with where(span.tokens < self.chunk + 1):
+                self._put(span)
+            with where(const(self.chunk) < span.tokens):
+                self._hand_on()
 
-    def _put(self, span: Span) -> list[Body]:
+    def _put(self, span: Span) -> None:
         """The rows of queries, divided by the row sums."""
-        out: list[Body] = []
-        heads = self.own_heads // 8
         for query in range(self.queries):
-            part = [self._put_columns(span, query, n) for n in range(heads)]
-            out.append(part if query == 0 else when(const(query) < span.queries, part))
-        return out
+            part = [traced(self._put_columns, span, query, n) for n in range(self.own_heads // 8)]
+            emit(part if query == 0 else when(const(query) < span.queries, part))
 
-    def _put_columns(self, span: Span, query: int, head: int) -> list[Body]:
+    def _put_columns(self, span: Span, query: int, head: int) -> None:
         """8 heads of a query."""
         n = query * (self.own_heads // 8) + head
-        row, column = span.row + query, self.first_head + 8 * head
-        row_max, row_sum = self.row_max_of(n), self.row_sum_of(n)
-        statements, factor = self.outputs.share(self.r, row_max, row_sum)
-        out: list[Body] = [statements]
+        row, column, stats = span.row + query, self.first_head + 8 * head, self.stats_of_columns(n)
+        factor = self.outputs.share(stats[2:])
         for d in range(self.warp_blocks):
             sums = self.sum_of(d, n)
-            dim = (WARP * self.warp_blocks + d) * 16
-            out.append(at.rescale(sums, factor))
-            out.append(self.outputs.put(self.r, row, column, dim, sums))
-        lse = self.outputs.put_lse(self.r, row, column, row_max, row_sum)
-        return [*out, when(WARP.eq(0), lse)]
+            sums *= factor
+            self.outputs.put(row, column, (WARP * self.warp_blocks + d) * 16, sums)
+        with where(WARP.eq(0)):
+            self.outputs.put_lse(row, column, stats[:2], stats[2:])
 
-    def _hand_on(self) -> list[Body]:
+    def _hand_on(self) -> None:
         """Sums as they are, maxima and row sums to the workspace."""
-        out: list[Body] = []
         for d in range(self.warp_blocks):
             for n in range(self.across):
                 index, place = self.place_of(self.number, WARP * self.warp_blocks + d, n)
-                out.append(store_global("sums", index, self.sum_of(d, n), place, element=16))
-        stats: list[Body] = []
-        for n in range(self.across):
-            index, place = self.stats_of(self.number, n)
-            both = self.both_of(n)
-            first = self.outputs.first
-            stats.append(store_global("stats", index, both, place, first, element=16))
-        return [*out, when(WARP.eq(0), stats)]
+                emit(store_global("sums", index, self.sum_of(d, n).slot, place, element=16))
+        with where(WARP.eq(0)):
+            for n in range(self.across):
+                index, place = self.stats_of(self.number, n)
+                both, first = self.stats_of_columns(n).slot, self.outputs.first
+                emit(store_global("stats", index, both, place, first, element=16))

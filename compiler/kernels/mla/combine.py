@@ -13,7 +13,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, WARP, UOp, Value, const, param, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
+from ptxflow.compiler.ir.statements import Body, KernelInfo, when
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.kernel import FLOOR
@@ -22,7 +22,9 @@ from ptxflow.compiler.kernels.mla.span import COUNT, Work
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.softmax import ColumnSoftmax
 from ptxflow.compiler.tile.tensors import load_global
-from ptxflow.compiler.tile.values import Float32, Registers, emit, trace, traced
+from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat, traced, where
+
+Loaded = tuple[Float32, Float32]  # a chunk's maxima and row sums, two each; a block of its sums
 
 
 @dataclass(frozen=True)
@@ -94,77 +96,69 @@ class Combine(Shape):
     def work(self, sequence: UOp, block: UOp) -> list[Body]:
         """A block of the query of a sequence in chunks."""
         chunks, first = self.sequences.chunks, self.sequences.first_place(sequence)
-        some = self.block(Handed(chunks, first, sequence), block)
+        some = traced(self.block, Handed(chunks, first, sequence), block)
         found = self.sequences.lengths(sequence)
         return [when(sequence < param(COUNT), found, self.wait, when(const(1) < chunks, some))]
 
-    def block(self, handed: Handed, block: UOp) -> list[Body]:
+    def block(self, handed: Handed, block: UOp) -> None:
         """The heads of a block of dims, or a CTA's share of them."""
         r, first = self.r, var("c_first")
-        self.softmax = [ColumnSoftmax(r, 2, f"{n}_", FLOOR) for n in range(self.pieces)]
-        with trace() as begin:  # which nobody needs where queries see no token
-            self.softmax[0].constants(unread="dst")
-            for n, softmax in enumerate(self.softmax):
-                softmax.begin(unread="dst")
-                emit(at.mov(r(f"sums{n}", QUAD), 0))
-        return [
-            begin,
-            loop(
-                first,
-                handed.chunks,
-                self._load(handed, first, block),
-                [traced(self._merge, n, first, handed.chunks) for n in range(self.pieces)],
-                step=self.loads,
-                rolled=True,
-            ),
-            [self._leave(n, handed, block) for n in range(self.pieces)],
-        ]
+        softmaxes = [ColumnSoftmax(r, 2, f"{n}_", FLOOR) for n in range(self.pieces)]
+        softmaxes[0].constants(unread="dst")  # which nobody needs where queries see no token
+        sums = list[Float32]()
+        for softmax in softmaxes:
+            softmax.begin(unread="dst")
+            sums.append(r.constant(0.0, QUAD))
+        with repeat(first, handed.chunks, step=self.loads, rolled=True):
+            loaded = self._load(handed, first, block)
+            for softmax, mine, others in zip(softmaxes, sums, loaded, strict=True):
+                self._merge(softmax, mine, others, first, handed.chunks)
+        for n, (softmax, mine) in enumerate(zip(softmaxes, sums, strict=True)):
+            self._leave(n, softmax, mine, handed, block)
 
-    def _load(self, handed: Handed, first: UOp, block: UOp) -> list[UOp]:
-        """Some chunks; past the last one that one again."""
-        out = list[UOp]()
+    def _load(self, handed: Handed, first: UOp, block: UOp) -> list[list[Loaded]]:
+        """Of each piece some chunks; past the last one that one again."""
+        out: list[list[Loaded]] = [[] for _ in range(self.pieces)]
         for i in range(self.loads):
             place = handed.first + (first + i).min(handed.chunks - 1)
             row = place * self.head_ctas + self.which
-            for n in range(self.pieces):
+            for n, loaded in enumerate(out):
                 column = handed.column + n
-                for name, (index, place) in (
-                    ("stats", self.stats_of(row, column)),
-                    ("sums", self.place_of(row, block, column)),
+                stats, sums = (self.r.float32(QUAD, f"{x}{n}_{i}_") for x in ("stats", "sums"))
+                for held, name, (index, place) in (
+                    (stats, "stats", self.stats_of(row, column)),
+                    (sums, "sums", self.place_of(row, block, column)),
                 ):
-                    target = self.r(f"{name}{n}_{i}", QUAD)
-                    out.append(load_global(target, name, index, 1, place, element=16, handed=True))
+                    attrs = {"element": 16, "handed": True}
+                    emit(load_global(held.slot, name, index, 1, place, **attrs))
+                loaded.append((stats, sums))
         return out
 
-    def _merge(self, n: int, first: UOp, chunks: UOp) -> None:
+    def _merge(
+        self, softmax: ColumnSoftmax, sums: Float32, loaded: list[Loaded], first: UOp, chunks: UOp
+    ) -> None:
         """Sums so far and what was loaded, under the higher maximum."""
-        r, count, softmax = self.r, 2 * self.loads, self.softmax[n]
-        row_maxima, row_sums, sums = r.float32(count), r.float32(count), r(f"sums{n}", QUAD)
-        for i in range(self.loads):
-            stats, two = Float32(r, r(f"stats{n}_{i}", QUAD)), slice(2 * i, 2 * i + 2)
+        row_maxima, row_sums = (self.r.float32(2 * self.loads) for _ in range(2))
+        for i, (stats, _) in enumerate(loaded):
+            two = slice(2 * i, 2 * i + 2)
             row_maxima[two].set(stats[:2])
             row_sums[two].set(stats[2:])
             if i:
                 emit(at.hide(row_maxima[two].slot, first + i < chunks))
-        weight = softmax.merge(row_maxima, row_sums)
-        emit(self.outputs.rescale(sums, softmax.factor.slot))
-        for i in range(self.loads):
-            theirs = r(f"sums{n}_{i}", QUAD)
-            emit(self.outputs.rescale(theirs, weight[2 * i : 2 * i + 2].slot))
-            emit(at.add_f32(sums, theirs))
+        weight, factor = softmax.merge(row_maxima, row_sums), self.outputs.factor
+        sums *= factor(softmax.factor)
+        for i, (_, theirs) in enumerate(loaded):
+            theirs *= factor(weight[2 * i : 2 * i + 2])
+            sums += theirs
 
-    def _leave(self, n: int, handed: Handed, block: UOp) -> list[Body]:
-        r, row = self.r, handed.row
-        column = self.first_head + n * self.outputs.wide
-        softmax, sums = self.softmax[n], r(f"sums{n}", QUAD)
-        row_max, row_sum = softmax.row_max.slot, softmax.row_sum.slot
-        statements, factor = self.outputs.share(r, row_max, row_sum)
-        return [
-            statements,
-            self.outputs.rescale(sums, factor),
-            self.outputs.put(r, row, column, block * self.outputs.dims, sums),
-            when(block.eq(0), self.outputs.put_lse(r, row, column, row_max, row_sum)),
-        ]
+    def _leave(
+        self, n: int, softmax: ColumnSoftmax, sums: Float32, handed: Handed, block: UOp
+    ) -> None:
+        row, column = handed.row, self.first_head + n * self.outputs.wide
+        sums *= self.outputs.share(softmax.row_sum)
+        self.outputs.put(row, column, block * self.outputs.dims, sums)
+        with where(block.eq(0)):
+            self.outputs.put_lse(row, column, softmax.row_max, softmax.row_sum)
 
 
 class CombineParts(Combine):
@@ -183,4 +177,4 @@ class CombineParts(Combine):
         chunks = (span.tiles + (share - 1)) // share
         handed = Handed(chunks, place * self.cut, span.row + query, query * self.pieces)
         present = span.present & (query < span.queries)
-        return [*found, self.wait, when(present, self.block(handed, block))]
+        return [*found, self.wait, when(present, traced(self.block, handed, block))]

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, UOp, Value, special, value
-from ptxflow.compiler.ir.storage import global_tensor, part, rectangle
+from ptxflow.compiler.ir.storage import global_tensor, rectangle
 from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.kernels.mla.problem import cta_heads, head_ctas
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Registers
+from ptxflow.compiler.tile.values import Float32, emit, finite_or_zero, log2, reciprocal
 
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 LANES = 32
@@ -33,78 +33,56 @@ class Outputs:
     latent: int
     dtype: str
 
-    wide, dims = decisions.MMA_COLUMNS, decisions.MMA_DIMS
+    wide, dims, by_row = decisions.MMA_COLUMNS, decisions.MMA_DIMS, False
     lane = LANE & 3
     first = LANE < 4  # of those with the same heads
-    rescale = staticmethod(at.rescale)
 
-    def put(self, r: Registers, row: UOp, column: Value, dim: Value, sums: UOp) -> list[UOp]:
+    def factor(self, x: Float32) -> Float32:
+        """Two numbers as the factor of a block."""
+        return replace(x, by_row=self.by_row)
+
+    def put(self, row: UOp, column: Value, dim: Value, sums: Float32) -> None:
         """A block from `dim` and the head `column` on: eight dims of a head go together."""
-        out = list[UOp]()
         for half in range(2):
-            packed, moved = r(f"packed{half}", 1), r(f"moved{half}", 1)
+            moved = sums[2 * half : 2 * half + 2].pack(self.dtype).apply(at.movmatrix)
             first = dim + 8 * half
             index = (row * self.heads + (LANE >> 2) + column) * self.latent + first
             place = row * self.heads + column, first, decisions.MMA_COLUMNS, 8
-            out += [
-                at.pack(packed, part(sums, 2 * half, 2), dtype=self.dtype),
-                at.movmatrix(moved, packed),
-                store_global("output", index + ((LANE & 3) << 1), moved, place, element=2),
-            ]
-        return out
+            index = index + ((LANE & 3) << 1)
+            emit(store_global("output", index, moved.slot, place, element=2))
 
-    def put_lse(
-        self, r: Registers, row: UOp, column: Value, row_max: UOp, row_sum: UOp
-    ) -> list[UOp]:
+    def put_lse(self, row: UOp, column: Value, row_max: Float32, row_sum: Float32) -> None:
         """log2 of the sums of 8 heads plus their maxima; lanes 0 to 3 have two heads each."""
-        log, lse, place = r("log", 2), r("lse", 2), (row, column, 1, decisions.MMA_COLUMNS)
+        lse, place = log2(row_sum) + row_max, (row, column, 1, decisions.MMA_COLUMNS)
         index = row * self.heads + column + (LANE << 1)
-        return [
-            at.log2_f32(log, row_sum),
-            at.sum_f32(lse, log, row_max),
-            store_global("lse", index, lse, place, self.first),
-        ]
+        emit(store_global("lse", index, lse.slot, place, self.first))
 
-    def share(self, r: Registers, row_max: UOp, row_sum: UOp) -> tuple[list[UOp], UOp]:
+    def share(self, row_sum: Float32) -> Float32:
         """What sums are to be multiplied by: 1 / row_sum, and 0 where nothing was summed."""
-        inverse, log, factor = r("inverse", 2), r("whether", 2), r("share", 2)
-        return [
-            at.reciprocal_f32(inverse, row_sum),
-            at.log2_f32(log, row_sum),
-            at.finite_or_zero(factor, inverse, log),
-        ], factor
+        inverse = reciprocal(row_sum)
+        return self.factor(finite_or_zero(inverse, log2(row_sum)))
 
 
 class RowOutputs(Outputs):
     """The same of sums as wgmma leaves them, whose rows are heads: a lane has dims side by side."""
 
-    wide, dims = decisions.MMA_TOKENS, decisions.MMA_COLUMNS
+    wide, dims, by_row = decisions.MMA_TOKENS, decisions.MMA_COLUMNS, True
     lane = LANE >> 2
     first = (LANE & 3).eq(0)
-    rescale = staticmethod(at.rescale_rows)
 
-    def put(self, r: Registers, row: UOp, column: Value, dim: Value, sums: UOp) -> list[UOp]:
-        out = list[UOp]()
+    def put(self, row: UOp, column: Value, dim: Value, sums: Float32) -> None:
         for half in range(2):
-            packed, head = r(f"packed{half}", 1), row * self.heads + column + 8 * half
+            packed = sums[2 * half : 2 * half + 2].pack(self.dtype).slot
+            head = row * self.heads + column + 8 * half
             index = (head + self.lane) * self.latent + dim + ((LANE & 3) << 1)
-            out += [
-                at.pack(packed, part(sums, 2 * half, 2), dtype=self.dtype),
-                store_global("output", index, packed, (head, dim, 8, self.dims), element=2),
-            ]
-        return out
+            emit(store_global("output", index, packed, (head, dim, 8, self.dims), element=2))
 
-    def put_lse(
-        self, r: Registers, row: UOp, column: Value, row_max: UOp, row_sum: UOp
-    ) -> list[UOp]:
-        log, lse = r("log", 2), r("lse", 2)
-        out = [at.log2_f32(log, row_sum), at.sum_f32(lse, log, row_max)]
+    def put_lse(self, row: UOp, column: Value, row_max: Float32, row_sum: Float32) -> None:
+        lse = log2(row_sum) + row_max
         for half in range(2):
             head = value(column) + 8 * half
             index = row * self.heads + head + self.lane
-            found = part(lse, half, 1)
-            out.append(store_global("lse", index, found, (row, head, 1, 8), self.first))
-        return out
+            emit(store_global("lse", index, lse[half].slot, (row, head, 1, 8), self.first))
 
 
 class Shape:
