@@ -77,6 +77,14 @@ def what_is_sampled(parser: Parser) -> None:
         metavar="DIR",
         help="write a library for the ranges of --axes to this folder, made whole or not at all",
     )
+    add(
+        "--chain",
+        nargs="*",
+        metavar="TENSOR",
+        help="a library's calls may begin while what is before them in the stream still runs, and "
+        "wait for it themselves, though not before they read these tensors, as weights, which "
+        "nothing that runs then may write",
+    )
     add("--members", type=int, metavar="N", help="kernels of a library at most (default: 8)")
     add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
@@ -168,6 +176,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--stop-at ends measuring, and --measure no does not measure")
     if args.members is not None and not (args.library and 1 <= args.members <= 64):
         parser.error("--members is of --library, from 1 to 64")
+    if args.chain is not None and not args.library:
+        parser.error("--chain is of a --library")
     if args.library and (args.out or args.stop_at is not None):
         parser.error("--out and --stop-at are of one workload's kernels, not of a --library")
     if not args.library and (args.looks or args.time_limit or args.measure == "recorded"):
@@ -230,7 +240,8 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
         args.library, ranges, device, checkpoint, most=args.members or 8, k=args.k,
         source=args.source, seed=args.seed, emulate=not args.no_emulate, jobs=args.jobs,
         gpu=gpu.name if gpu else None, recorded=args.measure == "recorded",
-        seconds=args.time_limit or math.inf, looks=args.looks, **sharpness,
+        seconds=args.time_limit or math.inf, looks=args.looks,
+        chained=None if args.chain is None else tuple(args.chain), **sharpness,
     )  # fmt: skip
     make_library(asked)
     return 0

@@ -72,7 +72,7 @@ def prepare(
     check. Raises IllegalStrategy for a strategy that breaks a rule, SpecError, HazardError.
     """
     maker = family(strategy.family)
-    _refuse_illegal(maker.refusals(problem, strategy, device), strategy, problem, device)
+    _refuse_illegal(maker.wide.refusals(problem, strategy, device), strategy, problem, device)
     kernel = maker.build(problem, strategy, device)
     checks = validate(kernel, maker.trips(problem, strategy, device), device)
     launch = maker.launch(problem, strategy, device)

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -30,7 +31,9 @@ C = TypeVar("C")  # a family's table of costs
 class Problem:
     """A definition with every axis bound; `flops` (FLOP) and `bytes` are the compulsory work.
 
-    `constants` are what else its mathematics fixes, such as an epsilon.
+    `constants` are what else its mathematics fixes, such as an epsilon. `chained`: a call may begin
+    while what is before it in the stream still runs, and waits for that itself; but not before it
+    reads these tensors, which nothing that runs then writes, as weights. None: it begins after.
     """
 
     family: str
@@ -40,6 +43,7 @@ class Problem:
     flops: float
     bytes: float
     constants: tuple[tuple[str, float], ...] = ()
+    chained: tuple[str, ...] | None = None
 
     def __getitem__(self, axis: str) -> int:
         """The value of an axis. Raises KeyError for an unknown one."""
@@ -85,10 +89,13 @@ class Decision:
 
 
 class Fields:
-    """Decision values by attribute: arrays over candidates, or plain values for one strategy."""
+    """Decision values by attribute: arrays over candidates, or plain values for one strategy.
 
-    def __init__(self, values: Mapping[str, Any]):
-        self._values = dict(values)
+    `withheld` are decisions that are there, and that a rule has not said it reads.
+    """
+
+    def __init__(self, values: Mapping[str, Any], withheld: Collection[str] = ()):
+        self._values, self._withheld = dict(values), withheld
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -97,6 +104,12 @@ class Fields:
             raise AttributeError(
                 f"no decision {name!r}; there are {', '.join(self._values)}"
             ) from None
+
+    def get(self, name: str, otherwise: Choice) -> Any:
+        """The value of a decision; `otherwise` where the space has none of that name."""
+        if name in self._withheld:
+            raise AttributeError(f"decision {name!r} is withheld")
+        return self._values.get(name, otherwise)
 
 
 @dataclass(frozen=True)
@@ -160,6 +173,10 @@ class Strategy:
     def fields(self) -> Fields:
         """Its choices as rules read them."""
         return Fields(dict(self.choices))
+
+    def get(self, name: str, otherwise: Choice) -> Any:
+        """Its choice of a decision; `otherwise` where it has none of that name."""
+        return dict(self.choices).get(name, otherwise)
 
     def replace(self, **changes: Choice) -> Strategy:
         """The strategy with other choices. Raises KeyError for a decision it has not."""
@@ -302,6 +319,21 @@ def no_trials(problem: Problem, strategy: Strategy, device: Device) -> Trials:
 
 
 @dataclass(frozen=True)
+class Wide:
+    """What a family's wide space has beyond the listed one, which is a part of it.
+
+    `decisions` have more choices than the listed one of their name; or are new, with what listed
+    strategies do as the first choice, which no strategy names: keys of these stay as they are.
+    `rules` stand in for listed ones of the same sentence, or are new; `lifted` are sentences of
+    listed rules that do not hold.
+    """
+
+    decisions: tuple[Decision, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    lifted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Family:
     """A kernel family: everything the rest of the system asks of it.
 
@@ -332,19 +364,53 @@ class Family:
     #: choices of an earlier form of the family, as they were recorded, in today's decisions; None
     #: where today's have nothing that would take as long
     revise: Callable[[Mapping[str, Choice]], Mapping[str, Choice] | None] = as_they_are
+    #: decisions of the wide space, in which strategies are legal where they are so in either
+    more: Wide = Wide()
+    #: decisions that a strategy need not name, and what it does then
+    implied: Mapping[str, Choice] = field(default_factory=dict)
+
+    @cached_property
+    def wide(self) -> Family:
+        """The family with the decisions and the rules of its wide space; itself where it is that,
+        or has none."""
+        if not self.more.decisions:
+            return self
+        offered = {d.name: d for d in (*self.decisions, *self.more.decisions)}
+        listed = {d.name for d in self.decisions}
+        rules = {r.sentence: r for r in (*self.rules, *self.more.rules)}
+        return replace(
+            self,
+            decisions=tuple(offered.values()),
+            rules=tuple(r for s, r in rules.items() if s not in self.more.lifted),
+            more=Wide(),
+            implied={n: d.choices[0] for n, d in offered.items() if n not in listed},
+        )
+
+    def strategy(self, choices: Mapping[str, Choice]) -> Strategy:
+        """The strategy with a choice of every decision, which names none that is implied."""
+        said = ((d.name, choices[d.name]) for d in self.decisions)
+        return Strategy(self.name, tuple(c for c in said if c not in self.implied.items()))
+
+    def choices(self, strategy: Strategy) -> dict[str, Choice]:
+        """A strategy's choice of every decision, in their order. KeyError where it lacks one that
+        is not implied, or has one that is unknown."""
+        given = {**self.implied, **dict(strategy.choices)}
+        if unknown := given.keys() - {d.name for d in self.decisions}:
+            raise KeyError(f"{self.name} has no decisions {sorted(unknown)}")
+        return {d.name: given[d.name] for d in self.decisions}
 
     def refusals(self, problem: Problem, strategy: Strategy, device: Device) -> list[str]:
         """The sentence of every rule that the strategy breaks; empty when it is legal.
 
         Choices that a decision does not offer are named first, and alone.
         """
-        fields = strategy.fields()
-        out = []
-        for decision in self.decisions:
-            if getattr(strategy, decision.name) not in decision.choices:
-                out.append(f"{decision.name} must be one of {decision.choices}")
-        if out:
-            return out
-        return [
+        choices = self.choices(strategy)
+        out = [
+            f"{d.name} must be one of {d.choices}"
+            for d in self.decisions
+            if choices[d.name] not in d.choices
+        ]
+        fields = Fields(choices)
+        return out or [
             r.sentence for r in self.rules if not bool(np.all(r.legal(fields, problem, device)))
         ]

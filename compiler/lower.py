@@ -6,19 +6,24 @@ the layout of shared memory are derived here, as ordinary statements that the va
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms import at, atom
 from ptxflow.compiler.ir.nodes import WARP, Op, UOp, const
 from ptxflow.compiler.ir.statements import (
     Body,
     KernelInfo,
     Role,
+    body_of,
     elect,
     flatten,
     kernel,
+    kernels_of,
+    program,
     role,
+    walk,
     when,
+    with_body,
 )
 from ptxflow.compiler.ir.storage import slot, smem
 
@@ -129,6 +134,32 @@ def _with_registers(node: UOp, threads: int) -> UOp:
     direction = "dec" if spec.regs < launch_registers(threads) else "inc"
     change = at.set_max_registers(direction=direction, registers=spec.regs)
     return role(spec, change, *node.src)
+
+
+def chained(lowered: UOp, constant: tuple[str, ...]) -> UOp:
+    """A lowered kernel or program whose call may begin before what is in the stream has ended: its
+    first kernel waits before it accesses tensors but the `constant` ones, and its last lets the
+    next call begin. A kernel that is chained already is left alone."""
+    kernels = list(kernels_of(lowered))
+    if kernels[0].arg.chained is not None:
+        return lowered
+    body = body_of(kernels[0])
+    ahead = next((i for i, s in enumerate(body) if _meets_memory(s)), len(body))
+    first = with_body(kernels[0], (*body[:ahead], at.grid_wait(), *body[ahead:]))
+    info = replace(first.arg, dependent=True, chained=constant)
+    kernels[0] = UOp(first.op, first.src, info, first.site)
+    kernels[-1] = with_body(kernels[-1], (at.grid_launch_dependents(), *body_of(kernels[-1])))
+    return kernels[0] if lowered.op is Op.KERNEL else program(*kernels)
+
+
+def _meets_memory(statement: UOp) -> bool:
+    """Whether it, or one inside, has to do with global memory, or lets the next launch begin."""
+    return any(
+        {"map", "global"} & {kind for _, kind in atom(node.arg.atom).operands}
+        or node.arg.atom == at.grid_launch_dependents().arg.atom
+        for _, node in walk(statement)
+        if node.op is Op.ATOM
+    )
 
 
 def single(*statements: UOp) -> UOp:

@@ -123,9 +123,8 @@ class StrategySpace(ABC):
         chosen = self.counts(row[:, :-1])[0, row[0, -1]]
         if not (0 <= code < self.strides[0] and chosen):
             raise ValueError(f"{self.who}: {code} is not the code of a valid strategy")
-        return Strategy(
-            self.family.name,
-            tuple((d.name, d.choices[i]) for d, i in zip(self.decisions, row[0], strict=True)),
+        return self.family.strategy(
+            {d.name: d.choices[i] for d, i in zip(self.decisions, row[0], strict=True)}
         )
 
     def code(self, strategy: Strategy) -> int:
@@ -133,7 +132,8 @@ class StrategySpace(ABC):
         refusals = self.family.refusals(self.problem, strategy, self.device)
         if refusals:
             raise ValueError(f"{self.who}: {'; '.join(refusals)}")
-        row = [d.choices.index(getattr(strategy, d.name)) for d in self.decisions]
+        chosen = self.family.choices(strategy)
+        row = [d.choices.index(chosen[d.name]) for d in self.decisions]
         return int(np.dot(row, self.strides[1:]))
 
     @property
@@ -290,7 +290,7 @@ def verdict(
     choices = {d.name: d.choices for d in decisions}
     fields = {n: np.array(choices[n])[i] for n, i in zip(rule.reads, taken, strict=True)}
     try:
-        legal = rule.legal(Fields(fields), problem, device)
+        legal = rule.legal(Fields(fields, choices.keys() - fields.keys()), problem, device)
     except AttributeError as error:
         raise ValueError(
             f"rule {rule.sentence!r} reads what it does not declare: {error}"

@@ -45,7 +45,9 @@ def write(path: Path, surrogate: Surrogate) -> None:
         "family": surrogate.family.name,
         "device": surrogate.device.name,
         "features": surrogate.features,
-        "problems": [asdict(p.problem) for p in surrogate.probes],
+        "problems": [
+            {k: v for k, v in asdict(p.problem).items() if k != "chained"} for p in surrogate.probes
+        ],
         "about": surrogate.about,
         "kappa": surrogate.kappa,
         "reach": surrogate.ensemble.reach,

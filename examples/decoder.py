@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +44,11 @@ class Shape:
         return [(qkv, h), (h, h), (2 * self.mlp, h), (h, self.mlp), (self.vocab, h)]
 
 
+def product_name(n: int, k: int, shape: Shape) -> str:
+    """Of a product's library; those that end at the residual's width add it."""
+    return f"n{n}_k{k}" + "_residual" * (n == shape.hidden)
+
+
 class Model:
     """Random weights and caches [tokens, heads, dim]. Every sequence has `context` tokens, the
     newest not yet written, in pages that lie in any order."""
@@ -55,8 +61,7 @@ class Model:
         weights = dict(zip(("qkv", "o", "gate_up", "down"), s.products, strict=False))
         self.shape, self.layers = shape, [
             {"norm": 1 + normal(h, scale=0.1), "mlp_norm": 1 + normal(h, scale=0.1),
-             "k_cache": normal(batch * context, s.kv_heads, s.dim),
-             "v_cache": normal(batch * context, s.kv_heads, s.dim),
+             "cache": normal(2, batch * context, s.kv_heads, s.dim),
              **{name: normal(n, k, scale=k**-0.5) for name, (n, k) in weights.items()}}
             for _ in range(layers)
         ]  # fmt: skip
@@ -67,14 +72,14 @@ class Model:
             "indptr": each * pages, "indices": order, "sequence": each[:-1],
             "position": torch.full_like(each[:-1], context - 1),
             "last_len": torch.full_like(each[:-1], PAGE),
-            "slot": order.view(batch, pages)[:, -1].long() * PAGE + PAGE - 1,
         }  # fmt: skip
+        slot = order.view(batch, pages)[:, -1].long() * PAGE + PAGE - 1
+        self.index["slots"] = torch.cat([slot, slot + batch * context])  # of keys, and of values
 
     def caches(self, layer: int) -> list[Tensor]:
         """Keys and values of a layer, [pages, page size, heads, dim]."""
         s = self.shape
-        both = (self.layers[layer][name] for name in ("k_cache", "v_cache"))
-        return [cache.view(-1, PAGE, s.kv_heads, s.dim) for cache in both]
+        return [c.view(-1, PAGE, s.kv_heads, s.dim) for c in self.layers[layer]["cache"]]
 
 
 class Torch:
@@ -82,13 +87,14 @@ class Torch:
 
     name = "torch.compile"
     mode: str | None = "max-autotune-no-cudagraphs"  # of torch.compile; None: as it is
+    options: ClassVar[dict[str, bool]] = {}  # of it, in place of a mode
     dtype = torch.bfloat16
 
     def __init__(self, model: Model, dtype: torch.dtype = torch.bfloat16) -> None:
         self.model, self.scale, self.dtype = model, model.shape.dim**-0.5, dtype
         order, s = model.index["indices"].long(), model.shape
         self.caches = [  # [batch, context, heads, dim], without pages
-            [cache[order].view(len(model.index["slot"]), -1, s.kv_heads, s.dim)
+            [cache[order].view(len(model.index["sequence"]), -1, s.kv_heads, s.dim)
              for cache in model.caches(layer)] for layer in range(len(model.layers))
         ]  # fmt: skip
 
@@ -101,6 +107,12 @@ class Torch:
     def add_norm(self, y: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         residual = residual + y
         return self.norm(residual, weight), residual
+
+    def next_norm(
+        self, x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A product added to the residual, normalised, and the new residual."""
+        return self.add_norm(self.linear(x, weight), residual, norm)
 
     def gated(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
@@ -127,38 +139,45 @@ class Torch:
             qkv = self.linear(x, layer["qkv"]).view(len(x), -1, s.dim)
             q, k, v = qkv.split([s.heads, s.kv_heads, s.kv_heads], 1)
             y = self.attention(q, k, v, i).flatten(1)
-            x, residual = self.add_norm(self.linear(y, layer["o"]), residual, layer["mlp_norm"])
-            y = self.linear(self.gated(self.linear(x, layer["gate_up"])), layer["down"])
+            x, residual = self.next_norm(y, layer["o"], residual, layer["mlp_norm"])
+            y = self.gated(self.linear(x, layer["gate_up"]))
             following = layers[i + 1] if i + 1 < len(layers) else self.model.top
-            x, residual = self.add_norm(y, residual, following["norm"])
+            x, residual = self.next_norm(y, layer["down"], residual, following["norm"])
         logits = self.linear(x, self.model.top["head"])
         return logits, logits.float().softmax(-1)
 
 
 class Ptxflow(Torch):
-    """Libraries for products, norms, attention, sampling; torch.compile fuses what is between."""
+    """Libraries for products, norms, attention, sampling; torch.compile fuses what is between.
+    Every kernel begins while the one before it runs, and products load weights meanwhile."""
 
     name, mode = "ptxflow", "default"
+    options: ClassVar[dict[str, bool]] = {"triton.enable_pdl": True}
 
     def __init__(self, model: Model, folder: Path) -> None:
         import ptxflow
 
         self.model, self.scale = model, model.shape.dim**-0.5
-        names = {nk: "n{}_k{}".format(*nk) for nk in model.shape.products}
-        self.products = {nk: ptxflow.load(folder / name) for nk, name in names.items()}
+        self.products = {nk: ptxflow.load(folder / product_name(*nk, model.shape))
+                         for nk in model.shape.products}  # fmt: skip
         others = ("norm", "attention", "sampling")
         self.normed, self.attended, self.sampled = (ptxflow.load(folder / n) for n in others)
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return self.products[tuple(weight.shape)](x, weight)
 
+    def next_norm(
+        self, x: Tensor, weight: Tensor, residual: Tensor, norm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        residual = self.products[tuple(weight.shape)](x, weight, residual)
+        return self.norm(residual, norm), residual
+
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return self.normed(x, weight)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        i = self.model.index
-        for name, new in (("k_cache", k), ("v_cache", v)):
-            self.model.layers[layer][name].index_copy_(0, i["slot"], new)
+        i, cache = self.model.index, self.model.layers[layer]["cache"]
+        cache.flatten(0, 1).index_copy_(0, i["slots"], torch.cat([k, v]))
         return self.attended(q.contiguous(), *self.model.caches(layer), i["indptr"], i["indices"],
                              i["last_len"], self.scale)[0]  # fmt: skip
 
@@ -222,7 +241,7 @@ def compare(args: argparse.Namespace, batch: int) -> bool:
         try:
             ops = maker(model, args.libraries) if maker is Ptxflow else maker(model)
             held.append(ops)
-            call, logits = graphed(ops.step, ops.sample, ops.mode, hidden, top_p)
+            call, logits = graphed(ops.step, ops.sample, ops.mode, ops.options, hidden, top_p)
         except (ImportError, RuntimeError, ValueError) as error:  # the others are told without it
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +16,14 @@ def graphed(
     step: Callable[[Tensor], tuple[Tensor, Tensor]],
     sample: Callable[[Tensor, Tensor], Tensor],
     mode: str | None,
+    options: dict[str, bool],
     hidden: Tensor,
     top_p: Tensor,
 ) -> tuple[Callable[[], Tensor], Tensor]:
     """A call that makes a step and samples, in one graph, and the step's logits."""
-    step = torch.compile(step, mode=mode, fullgraph=True) if mode else step
+    if mode:
+        how: dict[str, Any] = {"options": options} if options else {"mode": mode}
+        step = torch.compile(step, fullgraph=True, **how)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         for _ in range(3):

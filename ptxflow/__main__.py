@@ -18,6 +18,7 @@ COMMANDS = {
     "sample and train": {
         "sample": ("sample", "kernels for one workload: drawn, compiled, checked, ranked"),
         "train": ("train", "a policy, or tune a trained one to one workload"),
+        "tune": ("eval.tune.session", "one workload in rounds: gaps, moves, branches, champion"),
         "definitions": ("env.tasks.definition_table", "what comes with ptxflow, and its axes"),
         "solution": ("eval.sample.solution", "check a FlashInfer-Bench Solution on this GPU"),
         "export": ("eval.sample.export", "a library for Hugging Face kernels"),
@@ -46,6 +47,7 @@ COMMANDS = {
         "optimum": ("eval.study.optimum", "what a policy's samples lose against brute force"),
         "ablation": ("eval.study.ablation", "what each decision of a strategy is worth"),
         "plots": ("eval.study.training_plots", "draw training runs"),
+        "knowledge": ("eval.tune.knowledge", "what tuning sessions learned of moves"),
     },
     "fit": {
         "fit-surrogate": ("eval.study.surrogate", "a surrogate, to measurements"),

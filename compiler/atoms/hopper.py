@@ -83,7 +83,9 @@ instruction(
 )
 instruction(
     "stmatrix_x4(dst: smem w, offset: value, src: frag*4 r) warp",
-    "add.u32 %ra, {dst_reg}, {offset};\nstmatrix.sync.aligned.m8n8.x4.shared.b16 [%ra], {{{src}}};",
-    "9.7.14.5.16 stmatrix",
-    sass=("stmatrix",),
+    "add.u32 %ra, {dst_reg}, {offset};\n"
+    "stmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 [%ra], {{{src}}};",
+    "9.7.14.5.16 stmatrix, each matrix as it is held or transposed",
+    sass=lambda u: ("stmatrix.trans" if u.arg.attr("transposed") else "stmatrix",),
+    defaults=(("transposed", ""),),
 )

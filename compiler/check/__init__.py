@@ -29,7 +29,7 @@ def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
     proofs = []
     for kernel in kernels:
         rules = check_spec(kernel, device) + check_values(kernel)
-        program = Program(kernel, awaited(kernels, kernel))
+        program = Program(kernel, awaited(kernels, kernel), kernel is kernels[-1])
         name = f"{kernel.arg.name}: " if len(kernels) > 1 else ""
         proofs.append(f"static: {name}{rules} rules hold")
         mine = [t for t in trips if t.entry in ("", kernel.arg.name)]

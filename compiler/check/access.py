@@ -82,7 +82,7 @@ class Accesses(Contents):
             across = (self._lanes(agent, node, row, cta),)
             self._columns(agent, node, operand, stage, offset, cta)
         elif storage.op is Op.SMEM:
-            across = self._bytes(node, row, operand)
+            across = self._bytes(agent, node, row, operand)
         history = self._history(key, f"{name}[{stage}]")
         return [(history, (offset, offset + operand.arg, *part)) for part in across]
 
@@ -118,9 +118,11 @@ class Accesses(Contents):
             )
         return first, first + 32
 
-    def _bytes(self, node: UOp, row: Atom, operand: UOp) -> tuple[tuple[int, int], ...]:
-        """Bytes of each row that are touched: an MMA takes a slice of K, others what they say, or
-        all."""
+    def _bytes(
+        self, agent: Agent, node: UOp, row: Atom, operand: UOp
+    ) -> tuple[tuple[int, int], ...]:
+        """Bytes of each row that are touched: an MMA takes a slice of K, others what they say, each
+        warp of a warpgroup so many further on, or all."""
         step = None
         for (name, kind), node_operand in zip(row.operands, node.src, strict=True):
             if kind == "desc" and node_operand is operand:
@@ -129,7 +131,8 @@ class Accesses(Contents):
             return ((step, step + K_BYTES),)
         whole = ((0, self.program.row_bytes.get(operand.src[0], 128)),)
         across: tuple[tuple[int, int], ...] = node.arg.attr("across", whole)
-        return across
+        on = agent.warp % 4 * node.arg.attr("each_warp", 0)
+        return tuple((low + on, high + on) for low, high in across)
 
     def _columns(
         self, agent: Agent, node: UOp, operand: UOp, stage: int, offset: int, cta: int

@@ -117,8 +117,11 @@ class Machine(Synchronisation):
         """A dependent launch starts while the grid before it may still read and write. The first
         launch of a program waits for all before it, so that in the others only what kernels of the
         program write must be awaited."""
-        awaited = self.program.awaited
-        touches = any(kind in ("map", "global") for _, kind in row.operands)
+        awaited, constant = self.program.awaited, self.info.chained or ()
+        touches = any(
+            kind in ("map", "global") and _tensor(row.operand(node, name)) not in constant
+            for name, kind in row.operands
+        )
         if awaited is not None:
             places = [s.src[0] for s in node.src if s.op is Op.SLOT]
             touches = any(kind == "map" for _, kind in row.operands) or any(
@@ -137,3 +140,9 @@ class Machine(Synchronisation):
         if atom(node.arg.atom).effect != "mbar_wait":
             return None
         return self._barrier(agent, node, node.src[0], agent.cta)
+
+
+def _tensor(operand: UOp) -> str:
+    """The name of the tensor that a map or a place in global memory is of."""
+    name: str = operand.src[0].arg.name if operand.op is Op.SLOT else operand.arg
+    return name.removesuffix("_map")

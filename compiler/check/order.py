@@ -32,7 +32,8 @@ def check_order(kernels: Sequence[UOp]) -> None:
     names = [k.arg.name for k in kernels]
     if len(set(names)) < len(names):
         raise SpecError(f"kernels of a program share a name: {names}")
-    if len(kernels) > 1 and kernels[0].arg.dependent:
+    first = kernels[0].arg
+    if len(kernels) > 1 and first.dependent and first.chained is None:
         raise SpecError(
             f"{names[0]} is launched first and dependent: the last kernel of the call before may "
             "still read the workspace that it writes; fix: launch it behind everything"
@@ -61,8 +62,9 @@ def read_unwritten(kernels: Sequence[UOp], workspace: set[str]) -> set[str]:
 
 def awaited(kernels: Sequence[UOp], kernel: UOp) -> frozenset[str] | None:
     """What a dependent launch of a program must wait for: the tensors that kernels before it touch,
-    and one of them writes or it does itself. None for a kernel alone: everything."""
-    if len(kernels) == 1:
+    and one of them writes or it does itself. None for the first, which only chained calls have
+    dependent: everything."""
+    if kernel is kernels[0]:
         return None
     reads, writes = set[str](), set[str]()
     for earlier in kernels[: kernels.index(kernel)]:

@@ -30,9 +30,10 @@ def registers_at_launch(warps: int, largest: int) -> int:
 class Program:
     """A kernel with its values compiled to functions of an environment, shared by many runs."""
 
-    def __init__(self, kernel: UOp, awaited: frozenset[str] | None = None):
-        """`awaited`: the tensors that a dependent launch must wait for; None: all."""
-        self.kernel, self.info, self.awaited = kernel, kernel.arg, awaited
+    def __init__(self, kernel: UOp, awaited: frozenset[str] | None = None, last: bool = True):
+        """`awaited`: the tensors that a dependent launch must wait for; None: all. `last`: of its
+        call."""
+        self.kernel, self.info, self.awaited, self.last = kernel, kernel.arg, awaited, last
         self.users: dict[UOp, list[UOp]] = {}  # storage -> instructions that name it
         self.row_bytes: dict[UOp, int] = {}  # shared storage -> bytes in a row of its TMA boxes
         self.copied: set[UOp] = set()  # shared storage that cp.async fills

@@ -375,6 +375,18 @@ class Synchronisation(Accesses):
         agent.knows.generic |= bit
         agent.knows.async_ |= bit
 
+    def _do_let_dependents(self, agent: Agent, node: UOp, lanes: int) -> None:
+        """The next launch of a call relies on this one having waited for what is before the call;
+        the next call waits itself."""
+        waited = agent.knows.generic & self.grid_waits
+        if self.info.chained is not None and not self.program.last and not waited:
+            self._refuse(
+                agent,
+                node,
+                "lets the next launch begin while the grids before the call may still run",
+                "griddepcontrol.wait before it",
+            )
+
     def _do_registers(self, agent: Agent, node: UOp, lanes: int) -> Steps:
         """setmaxnreg: dec gives registers to the CTA's pool, inc waits until they are there."""
         asked, up = node.arg.attr("registers"), node.arg.attr("direction") == "inc"

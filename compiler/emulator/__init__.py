@@ -7,7 +7,7 @@ never written or is out of bounds are faults that name the line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -78,6 +78,7 @@ def emulate(
     grid: int | None = None,
     arguments: Arguments = NO_ARGUMENTS,
     limit: int = 0,
+    before: Collection[str] = (),
 ) -> Report:
     """Run a kernel, or the kernels of a program in turn; output tensors are written in place.
 
@@ -87,6 +88,8 @@ def emulate(
     grid; 0, or none, runs all. `grid` (CTAs along x) replaces the (first) launch's, for persistent
     kernels. `arguments` are what parameters take besides tensors. A launch of more than `limit`
     instructions (0: 50 million a cluster) does not end. A workspace begins as NaN.
+    `before`: tensors that what is before the call in the stream may access until the first launch
+    has waited for it.
     Raises Fault (a PtxSyntaxError for text that it does not know) and ValueError for a launch that
     does not fit the kernel.
     """
@@ -97,6 +100,8 @@ def emulate(
     for i, step in enumerate(launch.steps):
         program = Program(parse(ptx, step.entry))
         machine = Machine(program, step, known, axes, seed, None if i else grid, arguments, limit)
+        if before and not i:
+            machine.races.depend([machine.memory.named[name].shadow for name in before])
         try:
             whole.add(machine.run(some[i] if i < len(some) else 0))
         finally:

@@ -35,6 +35,8 @@ class KernelInfo:
     storage: tuple[UOp, ...]
     cta_group: int = 1
     dependent: bool = False  # launched while the grid before it may still run
+    #: dependent, and first of its call: the tensors that nobody writes while it waits
+    chained: tuple[str, ...] | None = None
     resident: int = 1  # blocks that an SM's registers must have room for
 
 

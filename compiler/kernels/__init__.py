@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
 
-from ptxflow.compiler.family import Family, any_inputs
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family, Problem, Strategy, any_inputs
+from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.dsa_indexer import DSA_INDEXER
 from ptxflow.compiler.kernels.dsa_sparse import DSA_SPARSE
 from ptxflow.compiler.kernels.gdn_decode import GDN_DECODE
@@ -18,6 +22,8 @@ from ptxflow.compiler.kernels.mla import MLA_DECODE, MLA_PREFILL
 from ptxflow.compiler.kernels.moe import MOE
 from ptxflow.compiler.kernels.rmsnorm import RMSNORM
 from ptxflow.compiler.kernels.sampling import SAMPLING
+from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.lower import chained
 
 FAMILIES: dict[str, Family] = {}
 
@@ -34,7 +40,23 @@ def register(family: Family) -> None:
         shared = set(other.op_types) & set(family.op_types)
         if shared and any_inputs in (other.accepts, family.accepts):
             raise ValueError(f"families {other.name!r} and {family.name!r} both claim {shared}")
-    FAMILIES[family.name] = family
+    build, launch = partial(_built, family.build), partial(_launched, family.launch)
+    FAMILIES[family.name] = replace(family, build=build, launch=launch)
+
+
+def _built(
+    build: Callable[[Problem, Strategy, Device], UOp], p: Problem, s: Strategy, device: Device
+) -> UOp:
+    """What a family builds, chained where the problem is."""
+    kernel = build(p, s, device)
+    return kernel if p.chained is None else chained(kernel, p.chained)
+
+
+def _launched(
+    launch: Callable[[Problem, Strategy, Device], Launch], p: Problem, s: Strategy, device: Device
+) -> Launch:
+    found = launch(p, s, device)
+    return found if p.chained is None else replace(found, dependent=True)
 
 
 def family(name: str) -> Family:

@@ -39,7 +39,7 @@ class trace:
     """`with trace() as body:` puts what is emitted inside into the list `body`; with `wrap`, the
     statement that it makes of them goes to the block around it."""
 
-    def __init__(self, wrap: Callable[[list[UOp]], UOp] | None = None):
+    def __init__(self, wrap: Callable[[list[UOp]], Body] | None = None):
         self.wrap, self.body = wrap, list[UOp]()
 
     def __enter__(self) -> list[UOp]:
@@ -66,9 +66,9 @@ def repeat(
     return trace(lambda body: loop(index, stop, body, start=start, step=step, rolled=rolled))
 
 
-def where(condition: UOp) -> trace:
-    """What is emitted inside runs where the warp-uniform condition holds."""
-    return trace(lambda body: when(condition, body))
+def where(condition: UOp | None) -> trace:
+    """What is emitted inside runs where the warp-uniform condition holds, or where there is none."""
+    return trace(lambda body: body if condition is None else when(condition, body))
 
 
 def elected(condition: UOp | None = None) -> trace:

@@ -164,7 +164,7 @@ def _todays(given: Strategy, definition: Definition, where: str) -> Strategy:
             f"{where}: {definition.name} is built by {family.name}, not {given.family!r}"
         )
     names, choices = [d.name for d in family.decisions], dict(given.choices)
-    if set(choices) == set(names):
+    if {*names} <= choices.keys() <= {d.name for d in family.wide.decisions}:
         return given
     revised = family.revise(choices)
     if revised is None:

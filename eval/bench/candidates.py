@@ -21,7 +21,7 @@ from tqdm import tqdm
 from ptxflow import __version__
 from ptxflow.compiler.compilation import CompiledKernel, Job, compile_many
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Choice, Family, Problem, Strategy
+from ptxflow.compiler.family import Family, Problem, Strategy
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.measurements import SCREEN
 from ptxflow.env.space import Space
@@ -123,14 +123,10 @@ def subspace(space: Space, fix: Fix) -> NDArray[np.int64]:
 
 def strategies(space: Space, codes: NDArray[np.int64]) -> list[Strategy]:
     """The strategies of codes [n] that are in the space."""
-    rows = space.indices(codes)
-    columns: list[tuple[str, tuple[Choice, ...]]] = [(d.name, d.choices) for d in space.decisions]
+    columns = [(d.name, d.choices) for d in space.decisions]
     return [
-        Strategy(
-            space.family.name,
-            tuple((name, c[int(i)]) for (name, c), i in zip(columns, row, strict=True)),
-        )
-        for row in rows
+        space.family.strategy({n: c[int(i)] for (n, c), i in zip(columns, row, strict=True)})
+        for row in space.indices(codes)
     ]
 
 
@@ -166,7 +162,7 @@ def listed_workload(
     family, problem = find_problem(definition, axes)
     unique = list({s.key: s for s in listed}.values())
     for s in unique:
-        if refusals := family.refusals(problem, s, device):
+        if refusals := family.wide.refusals(problem, s, device):
             raise UsageError(
                 f"{where}: {s.key} is not legal on {device.name}: {'; '.join(refusals)}"
             )
@@ -184,9 +180,11 @@ def compile_all(
 
 
 def run_one(
-    candidate: Candidate, kernel: CompiledKernel, worker: Worker, settings: Settings, folder: Path
-) -> dict[str, Any]:
-    """Check and time one compiled kernel in the worker; its outcome, as `Worker.run` gives it."""
+    candidate: Candidate, kernel: CompiledKernel, worker: Worker, settings: Settings, folder: Path,
+    profile: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Check and time, or profile, one compiled kernel in the worker; its outcome, as `Worker.run`
+    gives it."""
     image = folder / f"{candidate.strategy.key}.cubin"
     image.write_bytes(kernel.cubin)
     try:
@@ -200,6 +198,7 @@ def run_one(
                 rounds=settings.rounds,
                 settle=settings.settle,
                 every_baseline=settings.every_baseline,
+                profile=profile,
             ),
             settings.timeout,
         )

@@ -63,6 +63,10 @@ class Measurer:
             self._keep(self._screen(candidate, outcome))
         return [self._latest[c.identity] for c in asked]
 
+    def latest(self, identity: Identity) -> Record | None:
+        """What the records hold of a kernel in a pass."""
+        return self._latest.get(identity)
+
     def together(self, candidates: Sequence[Candidate], **beside: Any) -> list[Record]:
         """The candidates, of one workload and right before, timed anew in the same rounds, beside
         every library there is or what `beside` says (see `run_together`). WorkerError where that

@@ -261,6 +261,11 @@ class Session:
         torch.cuda.synchronize()
         if not verdict.correct:
             return {"status": "wrong", "detail": verdict.reason, "check": verdict.to_json()}
+        if job.get("profile"):
+            torch.cuda.profiler.start()
+            calls.timed()
+            torch.cuda.synchronize()
+            torch.cuda.profiler.stop()
         if not job["rounds"]:
             return {"status": "ok", "detail": "", "check": verdict.to_json()}
         verdicts = {name: check(other.checked, bench) for name, other in others.items()}

@@ -163,6 +163,15 @@ class Worker:
         words = self._log.read().decode(errors="replace").strip().splitlines()
         return f"{how}: {words[-1]}" if words else how
 
+    def end(self, timeout: float) -> None:
+        """Let the child end by itself: it is given no more jobs. Its profiler writes then.
+
+        subprocess.TimeoutExpired where it does not.
+        """
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait(timeout)
+
     def stop(self) -> None:
         """Kill the child, if there is one; it keeps nothing worth saving."""
         process, self._process = self._process, None
@@ -275,9 +284,10 @@ def job(
     settle: float,
     every_baseline: bool = True,
     without: Sequence[str] = (),
+    profile: bool = False,
 ) -> Json:
     """A job for the child: check a kernel on `seeds`, and if it is right, time `rounds` samples
-    (0: do not).
+    (0: do not), or run it once with the profiler on.
 
     `launch` is that of the cubin in the file `image`; `settle` are seconds of load before timing.
     It is timed beside every baseline but those named in `without`, or the yardstick alone.
@@ -292,6 +302,7 @@ def job(
         "settle": settle,
         "every_baseline": every_baseline,
         "without": list(without),
+        "profile": profile,
     }
 
 

@@ -48,6 +48,7 @@ class Asked:
     recorded  where there is none, choose by what DIR.records.jsonl has
     seconds   how long to measure
     looks     a file that keeps what was looked at; None: one that the end of the run removes
+    chained   of problems; see `Problem`
     """
 
     out: Path
@@ -65,6 +66,7 @@ class Asked:
     recorded: bool = False
     seconds: float = math.inf
     looks: Path | None = None
+    chained: tuple[str, ...] | None = None
 
     def beside(self, end: str) -> Path:
         """A file beside the library's folder."""
@@ -111,7 +113,11 @@ def prepare(asked: Asked) -> Prepared:
         print(reward_alone(asked.checkpoint, family.name, asked.source), file=sys.stderr)
         asked = replace(asked, source=REWARD)
     reward, remarks = reward_of(policy.about, asked.device.name, family.name)
-    judge = Judge(family, asked.device, asked.ranges, reward)
+    judge = Judge(family, asked.device, asked.ranges, reward, asked.chained)
+    unknown = sorted({*(asked.chained or ())} - definition.inputs.keys())
+    if unknown:
+        raise BadInput(f"{definition.name} has no input {', '.join(unknown)}: it has "
+                       f"{', '.join(definition.inputs)}")  # fmt: skip
     ends = ({n: r[i] for n, r in asked.ranges.free.items()} for i in (0, 1))
     far = [far_from_training(policy.about, definition, asked.ranges.axes(e)) for e in ends]
     told = sorted({*far} - {""}) if asked.source != REWARD else []

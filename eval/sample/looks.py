@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,11 @@ class Judge:
     device: Device
     ranges: Ranges
     reward: Reward
+    chained: tuple[str, ...] | None = None
 
     def problem(self, sizes: Mapping[str, int]) -> Problem:
-        return find_problem(self.ranges.definition, self.ranges.axes(sizes))[1]
+        found = find_problem(self.ranges.definition, self.ranges.axes(sizes))[1]
+        return replace(found, chained=self.chained)
 
     def space(self, sizes: Mapping[str, int]) -> Space:
         """All strategies that are legal there; UsageError where none is."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ptxflow.env.tasks.definition import Definition
-from ptxflow.eval.bench.baselines import sparse
+from ptxflow.eval.bench.baselines import gdn, sparse
 
 HEAD = "import torch\n"
 EAGER = "torch_eager"
@@ -27,6 +27,26 @@ def run({inputs}, output, lse):
         wrapper = planned[key] = {wrapper}(space, {option})
         wrapper.plan({plan})
     planned[key].run({tensors}, out=output, lse=lse, return_lse=True)
+"""
+_INDEXED = """
+
+def run({inputs}):
+    rows, dim = k_index_cache_fp8.flatten(1), q_index_fp8.shape[-1]
+    size = k_index_cache_fp8.shape[1]
+    keys = rows[:, : size * dim].view(torch.float8_e4m3fn).unflatten(1, (size, dim))
+    scales = rows.view(torch.float32)[:, size * dim // 4 :]
+    return index(q_index_fp8, keys, scales, weights, seq_lens, block_table, {count})
+"""
+_CHUNKED = """
+planned = {{}}
+
+
+def run({inputs}):
+    key = q.shape, cu_seqlens.shape
+    if key not in planned:
+        planned[key] = cu_seqlens.tolist()
+    tensors = {{{given}}}
+    return prefill(Given(tensors=tensors, scalars=tensors), planned[key])
 """
 _WAYS = {way: f"backend={way!r}" for way in ("fa2", "fa3")}
 _PAGES = {way: f"'NHD', {option}" for way, option in _WAYS.items()}
@@ -86,6 +106,21 @@ def peers(definition: Definition, eps: float | None = None) -> list[dict[str, An
                 f"import math\nfrom torch import Tensor\n\n\n{formula}\n\ndef run({inputs}):\n"
                 "    caches = ckv_cache.flatten(0, 1), kpe_cache.flatten(0, 1)\n"
                 "    return attention(q_nope, q_pe, *caches, sparse_indices, sm_scale)\n"
+            )
+        case "dsa_paged":
+            text = inspect.getsource(sparse.index)
+            (count,) = (tensor.shape[1] for tensor in definition.outputs.values())
+            made[EAGER] = f"import math\nfrom torch import Tensor\n\n\n{text}" + _INDEXED.format(
+                inputs=inputs, count=definition.const_axes[count]
+            )
+        case "gdn" if "cu_seqlens" in definition.inputs:
+            parts = inspect.getsource(gdn.prefill), inspect.getsource(gdn._chunk)
+            formula = "\n\n".join((definition.source.replace("def run", "def by_token"), *parts))
+            given = ", ".join(f"{name!r}: {name}" for name in definition.inputs)
+            made[EAGER] = (
+                "from types import SimpleNamespace as Given\nfrom torch import Tensor\n"
+                f"from torch.nn.functional import softplus\n\nCHUNK = {gdn.CHUNK}\n{formula}"
+                f"{_CHUNKED.format(inputs=inputs, given=given)}"
             )
         case "moe" | "gdn" if "cu_seqlens" not in definition.inputs:
             made[EAGER] = definition.source

@@ -25,7 +25,8 @@ from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
-from ptxflow.env.space import EmptySpace, enumerate_space
+from ptxflow.env.relation import relate
+from ptxflow.env.space import EmptySpace, StrategySpace, enumerate_space
 from ptxflow.env.tasks.arguments import (
     UsageError,
     find_problem,
@@ -88,8 +89,9 @@ def places() -> dict[str, Places]:
 
 
 def draw(
-    definitions: Sequence[str], axes: dict[str, list[int]], device: Device, samples: int, seed: int
-) -> list[Job]:
+    definitions: Sequence[str], axes: dict[str, list[int]], device: Device, samples: int, seed: int,
+    wide: bool = False,
+) -> list[Job]:  # fmt: skip
     """`samples` strategies, spread evenly over the workloads, uniform over the valid ones.
 
     Each definition takes the values of its own axes; UsageError for an axis that none has.
@@ -102,14 +104,24 @@ def draw(
     rng = np.random.default_rng(seed)
     jobs: list[Job] = []
     for i, (definition, bound) in enumerate(workloads):
-        maker, problem = find_problem(definition, bound)
-        space = find_space(maker, problem, device)
+        space, problem = _space(*find_problem(definition, bound), device, wide)
         count = samples // len(workloads) + (i < samples % len(workloads))
         jobs += [(problem, space.strategy(int(c))) for c in space.sample_uniform(count, rng)]
     return jobs
 
 
-def draw_families(families: Sequence[str], device: Device, samples: int, seed: int) -> list[Job]:
+def _space(
+    family: Family, problem: Problem, device: Device, wide: bool
+) -> tuple[StrategySpace, Problem]:
+    """The valid strategies of a problem, in the wide space or the listed one; and the problem."""
+    if wide:
+        return relate(family.wide, problem, device), problem
+    return find_space(family, problem, device), problem
+
+
+def draw_families(
+    families: Sequence[str], device: Device, samples: int, seed: int, wide: bool = False
+) -> list[Job]:
     """`samples` strategies of each family (of none: of every one), over as many of its workloads,
     spread evenly; what is drawn of a family does not depend on the others.
 
@@ -121,8 +133,7 @@ def draw_families(families: Sequence[str], device: Device, samples: int, seed: i
         count = min(samples, len(offered[name]))
         for i in range(count):
             definition, axes = offered[name][(2 * i + 1) * len(offered[name]) // (2 * count)]
-            family, problem = find_problem(definition, axes)
-            space = find_space(family, problem, device)
+            space, problem = _space(*find_problem(definition, axes), device, wide)
             share = samples // count + (i < samples % count)
             jobs += [(problem, space.strategy(int(c))) for c in space.sample_uniform(share, rng)]
     return jobs
@@ -141,7 +152,7 @@ def rng_of(of: str, seed: int) -> np.random.Generator:
 
 
 def draw_shapes(
-    families: Sequence[str], device: Device, samples: int, seed: int
+    families: Sequence[str], device: Device, samples: int, seed: int, wide: bool = False
 ) -> tuple[list[Job], list[Problem]]:
     """A strategy of each of `samples` random shapes of each family (of none: of every one), and the
     problems of shapes for which no strategy is valid.
@@ -155,7 +166,8 @@ def draw_shapes(
         for _ in range(samples):
             family, problem = random_problem(offered[name][rng.integers(len(offered[name]))], rng)
             try:
-                space = enumerate_space(family, problem, device)
+                make = relate if wide else enumerate_space
+                space: StrategySpace = make(family.wide if wide else family, problem, device)
             except EmptySpace:
                 empty.append(problem)
             else:
@@ -219,6 +231,8 @@ def add_arguments(parser: argparse.ArgumentParser, where: str = "workloads of it
         help=f"default: every one there is, each at {where} definitions")  # fmt: skip
     add("--definition", nargs="+", metavar="NAME|PATH", help="instead: of these, at --axes")
     add("--axes", nargs="+", default=[], metavar="M=1,17", help="values of their variable axes")
+    add("--space", choices=["listed", "wide"], default="listed",
+        help="which decisions strategies are drawn by (default: listed)")  # fmt: skip
     add("--seed", type=natural_int, default=0, help="of the draws (default: 0)")
     add("--jobs", type=positive_int, default=os.cpu_count() or 1,
         help="processes (default: one per core)")  # fmt: skip
@@ -226,9 +240,10 @@ def add_arguments(parser: argparse.ArgumentParser, where: str = "workloads of it
 
 def drawn(args: argparse.Namespace, device: Device, samples: int) -> list[Job]:
     """What the arguments ask for: `samples` of each family, or of the definitions together."""
+    how = args.seed, args.space == "wide"
     if by_definition(args):
-        return draw(args.definition, parse_axes(args.axes), device, samples, args.seed)
-    return draw_families(args.families, device, samples, args.seed)
+        return draw(args.definition, parse_axes(args.axes), device, samples, *how)
+    return draw_families(args.families, device, samples, *how)
 
 
 def by_definition(args: argparse.Namespace) -> bool:

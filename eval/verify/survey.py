@@ -169,10 +169,11 @@ def arguments() -> argparse.ArgumentParser:
 def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Problem]]:
     """What the arguments ask for on one of their devices; problems without a strategy behind it."""
     share = -(-args.samples // len(args.device))
+    how = args.seed, args.space == "wide"
     if by_definition(args):
-        return draw(args.definition, parse_axes(args.axes), device, share, args.seed), []
+        return draw(args.definition, parse_axes(args.axes), device, share, *how), []
     each = -(-share // len(args.families or definitions()))
-    return draw_shapes(args.families, device, each, args.seed)
+    return draw_shapes(args.families, device, each, *how)
 
 
 @reports("survey", ptxas.ToolMissing)

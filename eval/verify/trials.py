@@ -78,7 +78,7 @@ def attempt(
     try:
         report = emulate(
             ptx, launch, tensors, axes, seed=given.seed, some=given.some, grid=given.blocks,
-            arguments=case.arguments, limit=limit,
+            arguments=case.arguments, limit=limit, before=running(given.problem, tensors, launch),
         )  # fmt: skip
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"
@@ -90,6 +90,13 @@ def attempt(
         for name, bounds in case.expected.items()
     }
     return Outcome(report, f"{error} (schedule {given.seed})" if error else "", written=written)
+
+
+def running(problem: Problem, tensors: Tensors, launch: Launch) -> set[str]:
+    """What a chained call must wait for: all but what nobody writes then."""
+    if problem.chained is None:
+        return set()
+    return {*tensors, *(w.name for w in launch.workspace)} - {*problem.chained}
 
 
 def right(found: NDArray[Any], bounds: tuple[NDArray[Any], NDArray[Any]]) -> NDArray[np.bool_]:

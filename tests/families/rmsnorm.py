@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ptxflow.compiler.device import Device
@@ -184,10 +185,10 @@ ROW = Row(
             "512", problem(512, 2048), strategy(), trial=True,
             faults={
                 "eps": ("0f3727C5AC", "0f358637BD"),  # 1e-6 for 1e-5
-                "another lane": (
-                    "bfly.b32 %lanes_moved0, %own0, 16", "bfly.b32 %lanes_moved0, %own0, 8"
+                "another lane": (re.compile(r"(bfly.b32 %t\d+_0, %t\d+_0), 16"), r"\1, 8"),
+                "halves swapped": (
+                    re.compile(r"(x2.f32 %t\d+_0), (%t\d+_1), (%t\d+_0)"), r"\1, \3, \2",
                 ),
-                "halves swapped": ("%out0, %product1, %product0", "%out0, %product0, %product1"),
                 "one of 512 elements more or less": ("0f3B000000", "0f3B010000"),
             },
         ),

@@ -30,7 +30,7 @@ def test_no_file_is_long() -> None:
 def test_pages_and_code_stay_small() -> None:
     assert HOUSE.readme <= 150
     assert HOUSE.prose <= 125_000
-    assert HOUSE.python <= 102_500  # 80,000 once kernels share a tile layer
+    assert HOUSE.python <= 104_000  # 80,000 once kernels share a tile layer
 
 
 def test_cycles_are_found() -> None:

@@ -144,7 +144,7 @@ FINER = (
 WIDE = (
     rule(
         "blocks of the epilogue exceed the shared memory",
-        "cta_group tile_m tile_n consumers schedule tile_k split_k epilogue num_stages "
+        "cta_group swap tile_m tile_n consumers schedule tile_k split_k epilogue num_stages "
         "epilogue_width epilogue_stages",
         lambda f, p, d: (
             smem_bytes(f, d) + f.epilogue_width * f.epilogue_stages * f.tile_m * 2

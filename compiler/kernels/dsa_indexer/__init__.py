@@ -10,9 +10,10 @@ from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.dsa_indexer import blackwell, decisions, hopper
 from ptxflow.compiler.kernels.dsa_indexer.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.dsa_indexer.problem import accepts, problem
+from ptxflow.compiler.kernels.dsa_indexer.row import VECTOR
 from ptxflow.compiler.kernels.dsa_indexer.score import ENTRY, SCORES
 from ptxflow.compiler.kernels.dsa_indexer.select import ENTRY as SELECT
-from ptxflow.compiler.kernels.dsa_indexer.select import VECTOR, Select
+from ptxflow.compiler.kernels.dsa_indexer.select import Select
 from ptxflow.compiler.launch import Launch
 
 TRIAL_TOPK, TRIAL_SORTED = 64, decisions.MAX_RANKED + 32

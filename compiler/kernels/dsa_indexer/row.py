@@ -11,6 +11,7 @@ from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.tile.values import Registers
 
 THREAD = WARP * LANES + LANE
+VECTOR = 4  # keys of a load
 
 
 class Row:
@@ -34,7 +35,13 @@ class Row:
         self.list = self._lines("entries", self.places * ENTRY)
         self.chosen = self._lines("chosen", self.topk * 4)
         self.state, self.count = smem("state", STATE, align=STATE), self._lines("count", 4)
+        self.length = value_of(self.r("length", 1))  # of the sequence, in tokens
         self.listed = value_of(self.r("listed", 1))
+        self.keys = self.r.uint32(width=VECTOR * self.loads)  # that a thread looks at
+
+    def below(self, count: int) -> UOp | None:
+        """Whether a warp is one of the first `count`; None where all are."""
+        return count > WARP if count < self.warps else None
 
     @staticmethod
     def _lines(name: str, size: int) -> UOp:

@@ -12,6 +12,7 @@ from ptxflow.compiler.kernels.gemm.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources, smem_bytes, warps
 from ptxflow.compiler.kernels.gemm.problem import problem
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
+from ptxflow.compiler.kernels.gemm.wide import WIDE
 from ptxflow.compiler.launch import Launch
 
 
@@ -97,4 +98,5 @@ GEMM = Family(
     launch=launch,
     trial=trial,
     trials=trials,
+    more=WIDE,
 )

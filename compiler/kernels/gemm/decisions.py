@@ -21,12 +21,25 @@ ELEMENT = 2  # bytes of a float16 or bfloat16
 MAX_TILE_WASTE = 2  # a tile may be at most this much larger than the padded problem
 MAX_ACCUMULATORS = 192  # of a thread: a full warpgroup of registers leaves room for no more
 BARRIER_BYTES = 1024  # mbarriers and the TMEM slot live in one KiB ahead of the tiles
+HINTS = ("usual", "evict_first", "evict_last")  # priorities of lines in L2
+BUFFERS = (2, 1, 4)
+SWAPPED_BLOCK = 64  # columns of C that a warpgroup stages of a swapped tile
 NARROW = 32  # columns: tiles with fewer are for swapped operands
 SWAP_ROWS = 512  # of C at most, where swapped operands are offered
 DIRECT, TMA, TMA_BLOCKS = "direct", "tma", "tma_blocks"
 COOPERATIVE, PINGPONG = "cooperative", "pingpong"
-CLUSTERS = {"1x1": (1, 1), "2x1": (2, 1), "1x2": (1, 2)}
+CLUSTERS = {"1x1": (1, 1), "2x1": (2, 1), "1x2": (1, 2), "4x1": (4, 1), "1x4": (1, 4)}
+LISTED_CLUSTERS = ("1x1", "2x1", "1x2")
 TILE_N = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+
+# sentences of rules that the wide space has otherwise, or not at all
+SHARED = "shared memory of the ring and the staged tile exceeds what a block may have"
+FEW_ROWS = f"swapped operands are for M up to {SWAP_ROWS}"
+SMALLER = "a smaller tile_n would cover its side of the problem"
+ROWS = f"a wgmma warpgroup needs 64 rows, and {MAX_ACCUMULATORS} registers at most to accumulate"
+REGISTERS = "accumulators, epilogue and addresses exceed the registers of a consumer thread"
+SWAPPED = "swapped operands leave C transposed in registers, from where it is written"
+WALK = "swapped tiles walk along the tokens"
 
 DECISIONS = (
     Decision("cta_group", (1, 2), "CTAs that issue one MMA together (tcgen05 cta_group)"),
@@ -40,7 +53,7 @@ DECISIONS = (
         "wgmma warpgroups share each tile, or take turns: one stores while the other multiplies",
     ),
     Decision("tile_k", (32, 64, 128), "elements of K in one pipeline stage"),
-    Decision("cluster", tuple(CLUSTERS), "CTAs along tile_m x tile_n; operands multicast"),
+    Decision("cluster", LISTED_CLUSTERS, "CTAs along tile_m x tile_n; operands multicast"),
     Decision("split_k", (1, 2, 3, 4, 6, 8), "CTAs of a cluster that share the K loop of a tile"),
     Decision(
         "epilogue",
@@ -101,11 +114,13 @@ def store_block(columns: Any) -> Any:
 
 
 def staging_bytes(f: Fields, device: Device) -> Any:
-    """Shared memory where C is staged: the whole tile, or two blocks of columns a warpgroup."""
+    """Shared memory where C is staged: the whole tile, or blocks of columns a warpgroup, of a
+    swapped tile one."""
     columns = store_columns(f, device)
     whole = f.tile_m * f.tile_n * ELEMENT * tiles_at_once(f)
-    two = whole // columns * 2 * store_block(columns)
-    return np.where(f.epilogue == TMA, whole, np.where(f.epilogue == TMA_BLOCKS, two, 0))
+    blocks = whole // columns * f.get("store_buffers", BUFFERS[0]) * store_block(columns)
+    blocks = np.where(f.swap == 1, f.consumers * f.tile_n * SWAPPED_BLOCK * ELEMENT, blocks)
+    return np.where(f.epilogue == TMA, whole, np.where(f.epilogue == TMA_BLOCKS, blocks, 0))
 
 
 def split_piece(device: Device) -> int:
@@ -156,9 +171,9 @@ def accumulators(f: Fields, device: Device) -> Any:
 def consumer_regs(f: Fields) -> Any:
     """What the consumers get when the producer keeps `producer_regs` (0: no split).
 
-    The pool is the launch allotment times the warpgroups: 168 x 3 for three, 240 x 2 for two.
+    The pool is the launch allotment times the warpgroups: 240 x 2, 168 x 3 or 128 x 4.
     """
-    given = np.where(f.producer_regs == 40, 232, 240)
+    given = np.where(f.producer_regs == 40, 232, 240) - 80 * (f.consumers == 3)
     return np.where(f.producer_regs == 0, 0, given)
 
 
@@ -222,7 +237,7 @@ def with_registers(f: Fields, plain: Resources, more: Any, device: Device) -> Re
     return replace(plain, registers=held, occupancy=np.minimum(plain.occupancy, resident))
 
 
-def _smaller_tile_n(f: Fields, device: Device) -> Any:
+def smaller_tile_n(f: Fields, device: Device) -> Any:
     """The next smaller choice of tile_n, 0 for the least there is."""
     least = np.where(f.swap == 1, 16 if device.has_tmem else 8, NARROW)
     below = np.array((0, *TILE_N[:-1]))[np.searchsorted(TILE_N, f.tile_n)]
@@ -246,7 +261,7 @@ RULES = (
         lambda f, p, d: (f.cta_group == 1) | (f.tile_m == 128),
     ),
     rule(
-        f"swapped operands are for M up to {SWAP_ROWS}",
+        FEW_ROWS,
         "swap",
         lambda f, p, d: (f.swap == 0) | (p["M"] <= SWAP_ROWS),
     ),
@@ -256,9 +271,9 @@ RULES = (
         lambda f, p, d: f.tile_m <= np.maximum(64, MAX_TILE_WASTE * _padded(sides(f, p)[0], 64)),
     ),
     rule(
-        "a smaller tile_n would cover its side of the problem",
+        SMALLER,
         "swap tile_n",
-        lambda f, p, d: _smaller_tile_n(f, d) < sides(f, p)[1],
+        lambda f, p, d: smaller_tile_n(f, d) < sides(f, p)[1],
     ),
     rule(
         "tcgen05 takes N in steps of 16, a CTA pair in steps of 32",
@@ -281,7 +296,7 @@ RULES = (
         ),
     ),
     rule(
-        f"a wgmma warpgroup needs 64 rows, and {MAX_ACCUMULATORS} registers at most to accumulate",
+        ROWS,
         "tile_m tile_n consumers schedule",
         lambda f, p, d: (
             d.has_tmem
@@ -339,7 +354,7 @@ RULES = (
         ),
     ),
     rule(
-        "swapped operands leave C transposed in registers, from where it is written",
+        SWAPPED,
         "swap epilogue",
         lambda f, p, d: (f.swap == 0) | (f.epilogue == DIRECT),
     ),
@@ -354,8 +369,8 @@ RULES = (
         lambda f, p, d: (f.num_stages <= -(-p["K"] // f.tile_k) // f.split_k) | (f.num_stages == 2),
     ),
     rule(
-        "shared memory of the ring and the staged tile exceeds what a block may have",
-        "cta_group tile_m tile_n consumers schedule tile_k split_k epilogue num_stages",
+        SHARED,
+        "cta_group swap tile_m tile_n consumers schedule tile_k split_k epilogue num_stages",
         lambda f, p, d: smem_bytes(f, d) <= d.smem_per_block,
     ),
     rule(
@@ -385,9 +400,10 @@ RULES = (
     ),
     rule(
         "a tile of one or two blocks of columns is staged whole",
-        "tile_m tile_n consumers epilogue",
+        "swap tile_m tile_n consumers epilogue",
         lambda f, p, d: (
             (f.epilogue != TMA_BLOCKS)
+            | (f.swap == 1)
             | (store_columns(f, d) > 2 * store_block(store_columns(f, d)))
         ),
     ),
@@ -402,7 +418,7 @@ RULES = (
         lambda f, p, d: (f.producer_regs == 0) | (f.warp_specialized == 1),
     ),
     rule(
-        "accumulators, epilogue and addresses exceed the registers of a consumer thread",
+        REGISTERS,
         "swap tile_m tile_n consumers schedule epilogue warp_specialized persistent producer_regs",
         lambda f, p, d: registers_needed(f, d) <= register_limit(f, d),
     ),
@@ -414,7 +430,7 @@ RULES = (
         ),
     ),
     rule(
-        "swapped tiles walk along the tokens",
+        WALK,
         "swap raster_group",
         lambda f, p, d: (f.swap == 0) | (f.raster_group == 1),
     ),

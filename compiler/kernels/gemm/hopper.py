@@ -47,13 +47,17 @@ class Kernel:
         self.turn = mbar("turn", self.turns, self.warps // self.turns)
         self.store = Store(t)
         self.reduction = SplitK(t, self.warps, self.acc.arg.size, split_piece(t.device))
+        #: the weights of the first stages are loaded while the grids before still run
+        self.early = t.problem.chained is not None and "B" in t.problem.chained
 
     def build(self) -> UOp:
         s, t = self.s, self.t
-        roles = [role(Role("consumer", 0, self.warps, regs=self._consumer_regs()), self.consume())]
+        late = [at.grid_wait()] if self.early and s.warp_specialized else []
+        consumer = Role("consumer", 0, self.warps, regs=self._consumer_regs())
+        roles = [role(consumer, late, self.consume())]
         if s.warp_specialized:
             producer = Role("producer", self.warps, 4, regs=s.producer_regs)
-            body = [t.each_tile("p", self.produce), *t.drain(self.ring)]
+            body = [*self.begin(), t.each_tile("p", self.produce), *t.drain(self.ring)]
             roles.append(role(producer, elect(WARP.eq(self.warps), body)))
         after = self.reduction.after(self.reduce)
         info = KernelInfo(
@@ -71,8 +75,11 @@ class Kernel:
                 *self.reduction.storage,
                 *self.fused.registers.storage,
             ),
+            dependent=self.early,
+            chained=t.problem.chained if self.early else None,
         )
-        return finish(info, *roles, *after, meet=False)
+        ahead = [at.grid_launch_dependents()] if self.early else []
+        return finish(info, *ahead, *roles, *after, meet=False)
 
     def _consumer_regs(self) -> int:
         return int(consumer_regs(self.s.fields()))
@@ -84,19 +91,44 @@ class Kernel:
         expect = at.mbar_arrive_expect(bar, bytes=self.t.stage_bytes)
         return [expect, *self.t.load_stage(self.ring, use, k, m0, n0)]
 
+    def begin(self) -> list[UOp]:
+        """The first stages of the first tile, where the weights come early."""
+        if not self.early:
+            return []
+        first = self.filled.min(self.t.my_tiles * self.s.num_stages)
+        weights, others = self.halves(first, *self.t.origin(self.t.my_cluster))
+        return [weights, at.grid_wait(), others]
+
+    @property
+    def filled(self) -> UOp:
+        """Stages that the first steps of a tile take."""
+        return self.t.k_trips.min(self.s.num_stages)
+
+    def halves(self, stages: UOp, m0: UOp, n0: UOp) -> tuple[UOp, UOp]:
+        """The loads of the first stages: of the weights, and of the other operand."""
+        k, other = var("k_weights"), var("k_others")
+        expect = at.mbar_arrive_expect(slot(self.ring.full, k), bytes=self.t.stage_bytes)
+        weights = self.t.load_stage(self.ring, k, k, m0, n0, "B")
+        others = self.t.load_stage(self.ring, other, other, m0, n0, "A")
+        return loop(k, stages, expect, weights), loop(other, stages, others)
+
     def produce(self, tile: UOp, sequence: UOp) -> list[UOp]:
         m0, n0 = self.t.origin(tile)
         k = var("k_load")
         use = sequence * self.t.k_trips + k
-        return [loop(k, self.t.k_trips, self.ring.wait_empty(use), self.load(use, k, m0, n0))]
+        begun = self.filled - self.filled.min(sequence * self.s.num_stages) if self.early else 0
+        load = self.ring.wait_empty(use), self.load(use, k, m0, n0)
+        return [loop(k, self.t.k_trips, *load, start=begun)]
 
     def fill(self, m0: UOp, n0: UOp) -> list[UOp]:
         """Not specialised: every stage once, before the first MMA."""
         if self.s.warp_specialized:
             return []
+        if self.early:
+            weights, others = self.halves(self.filled, m0, n0)
+            return [elect(WARP.eq(0), weights), at.grid_wait(), elect(WARP.eq(0), others)]
         k = var("k_fill")
-        first = self.t.k_trips.min(self.s.num_stages)
-        return [elect(WARP.eq(0), loop(k, first, self.load(k, k, m0, n0)))]
+        return [elect(WARP.eq(0), loop(k, self.filled, self.load(k, k, m0, n0)))]
 
     def refill(self, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
         """Not specialised: the stage that step k-1 has just released, for step k-1+stages."""
@@ -119,16 +151,22 @@ class Kernel:
         m0, n0 = self.t.origin(tile)
         k = var("k")
         use = sequence * self.t.k_trips + k
+        flying = int(self.s.get("in_flight", 1))
         last = sequence * self.t.k_trips + (self.t.k_trips - 1)
         step: list[Body] = [
             self.ring.wait_full(use),
             at.wgmma_fence(),
             self.mma(self.ring.stage(use), k),
             at.wgmma_commit(),
-            at.wgmma_wait(pending=1),
-            when(const(0) < k, self.release(use - 1), self.refill(k, m0, n0)),
+            at.wgmma_wait(pending=flying),
+            self.after(flying, k, [self.release(use - flying), *self.refill(k, m0, n0)]),
         ]
-        tail = [self.release(last)] if self.s.persistent or self.t.multicast else []
+        tail: list[Body] = []
+        if self.s.persistent or self.t.multicast:
+            tail = [
+                self.after(i, self.t.k_trips - 1, [self.release(last - i)])
+                for i in reversed(range(flying))
+            ]
         own = sequence if self.turns == 1 else sequence // self.turns
         return [
             self.fill(m0, n0),
@@ -139,6 +177,10 @@ class Kernel:
             *tail,
             self.epilogue(m0, n0, own),
         ]
+
+    def after(self, steps: int, k: UOp, body: list[UOp]) -> Body:
+        """From step k = `steps` on."""
+        return when(const(steps - 1) < k, body) if steps else body
 
     def take_turn(self, own: UOp) -> list[UOp]:
         """Where warpgroups alternate: the other one has seen all stages of the tile before.
@@ -166,13 +208,14 @@ class Kernel:
 
     def mma(self, stage: UOp, k: UOp) -> list[UOp]:
         t, out = self.t, []
-        for step in range(0, self.s.tile_k, MMA_K):
-            for i in range(self.blocks_m):
-                first = self.first_row(i) * t.a.swizzle
-                a = k_major(t.a, t.a_smem, stage, step, first, MMA_M)
-                b = k_major(t.b, t.b_smem, stage, step)
-                go_on = const(1) if step else k.ne(0)
-                out.append(wgmma(self.accumulators(i, 0, self.per_mma), a, b, go_on, t.dtype))
+        steps = range(0, self.s.tile_k, MMA_K)
+        order = [(i, step) for step in steps for i in range(self.blocks_m)]
+        for i, step in sorted(order) if self.s.get("issue", "steps") == "rows" else order:
+            first = self.first_row(i) * t.a.swizzle
+            a = k_major(t.a, t.a_smem, stage, step, first, MMA_M)
+            b = k_major(t.b, t.b_smem, stage, step)
+            go_on = const(1) if step else k.ne(0)
+            out.append(wgmma(self.accumulators(i, 0, self.per_mma), a, b, go_on, t.dtype))
         return out
 
     def accumulators(self, block: int, first: int, count: int) -> UOp:
@@ -184,6 +227,12 @@ class Kernel:
         """Accumulator fragments (PTX ISA 9.7.15.5.1, D of m64nNk16) to C."""
         if self.t.split:
             return self.reduction.publish(self.acc, 0, self.acc.arg.size)
+        if self.t.staged and self.t.swapped:
+
+            def put(column: int, buffer: UOp) -> Body:
+                return self._stage_swapped(m0 + self.first_row(0), n0, column, buffer)
+
+            return self.store.stage(sequence, n0, m0 + self.first_row(0), self.rows, put)
         if self.t.staged:
             row0 = m0 + self.first_row(0)
 
@@ -213,6 +262,27 @@ class Kernel:
                     at.pack(slot(self.out), values, dtype=self.t.dtype),
                     at.stmatrix_x4(place, chunk, slot(self.out), across=span(inside, 16)),
                 ]
+        return out
+
+    def _stage_swapped(self, m: UOp, n0: UOp, column: int, buffer: UOp) -> Body:
+        """64 columns of C, a block of this warpgroup's rows of the MMA, transposed: a warp has 16
+        of them, of all rows of C. The last 16 rows may be in part those before."""
+        block, own = column // MMA_M, (WARP & 3) * 16
+        out: list[Body] = list(
+            self.fused.fragment(self.accumulators(block, 0, self.per_mma), m + column + own, n0)
+        )
+        lane_row = (LANE & 7) + ((LANE >> 4) << 3)
+        chunk = self.store.chunk(lane_row, own + (LANE & 8))
+        for first in range(0, self.s.tile_n, 16):
+            row = min(first, self.s.tile_n - 16)
+            place = self.store.place(buffer, 16, row, column)
+            out += [
+                at.pack(slot(self.out), self.accumulators(block, row // 2, 8), dtype=self.t.dtype),
+                at.stmatrix_x4(
+                    place, chunk, slot(self.out), transposed=".trans",
+                    across=span(0, 16), each_warp=16 * ELEMENT,
+                ),
+            ]  # fmt: skip
         return out
 
     def _store_block(self, block: int, m0: UOp, n0: UOp) -> list[UOp]:

@@ -17,10 +17,13 @@ from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, UOp, Value, const, param,
 from ptxflow.compiler.ir.statements import Body, loop
 from ptxflow.compiler.ir.storage import global_tensor, slot, smem
 from ptxflow.compiler.kernels.gemm.decisions import (
+    BUFFERS,
     CLUSTERS,
     DIRECT,
     ELEMENT,
+    HINTS,
     PINGPONG,
+    SWAPPED_BLOCK,
     TMA,
     partial_bytes,
     reducers,
@@ -225,6 +228,10 @@ class Tiling:
     def c(self) -> SmemTile:
         """What one warpgroup stages at a time: its part of the tile, or a block of its columns."""
         f = self.s.fields()
+        if self.swapped:
+            own = self.s.tile_m * self.at_once // self.s.consumers
+            held = own if self.s.epilogue == TMA else SWAPPED_BLOCK
+            return SmemTile(self.s.tile_n, held, ELEMENT, SWAPPED_BLOCK * ELEMENT)
         columns = int(store_columns(f, self.device))
         wide = int(store_block(columns))
         rows = self.s.tile_m * self.s.tile_n * self.at_once // (self.s.consumers * columns)
@@ -234,7 +241,8 @@ class Tiling:
     @property
     def c_buffers(self) -> int:
         """Staging buffers of a warpgroup."""
-        return 1 if self.s.epilogue == TMA else 2
+        alone = self.s.epilogue == TMA or self.swapped
+        return 1 if alone else int(self.s.get("store_buffers", BUFFERS[0]))
 
     @cached_property
     def a_smem(self) -> UOp:
@@ -286,13 +294,14 @@ class Tiling:
         columns = self.swizzle * self.unit // ELEMENT
         return columns, tile.rows // self.shared_rows(operand)
 
-    def load_stage(self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
-        """The TMA loads of one stage of both operands."""
+    def load_stage(
+        self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp, only: str = "AB"
+    ) -> list[UOp]:
+        """The TMA loads of one stage of both operands, or of one."""
         right0 = n0 + CTA_RANK * self.b.rows if self.pair else n0
-        return [
-            *self._load(self.left, self.a, self.a_smem, ring, use, k, m0),
-            *self._load(self.right, self.b, self.b_smem, ring, use, k, right0),
-        ]
+        left = (self.left, self.a, self.a_smem, ring, use, k, m0)
+        right = (self.right, self.b, self.b_smem, ring, use, k, right0)
+        return [x for load in (left, right) if load[0] in only for x in self._load(*load)]
 
     def _load(
         self, name: str, tile: SmemTile, storage: UOp, ring: Ring, use: UOp, k: UOp, row: Value
@@ -309,11 +318,13 @@ class Tiling:
             operands = (
                 slot(storage, stage, offset, extent),
                 param(f"{name}_map"),
-                (self.k_first + k) * (self.s.tile_k * self.unit) + column * self.unit,
+                (self.k_first + self._in_order(k)) * (self.s.tile_k * self.unit)
+                + column * self.unit,
                 value(row) + mine,
                 bar,
             )
-            attrs = {"box": box, "element": ELEMENT // self.unit}
+            hint = self.hint("hint_left" if name == self.left else "hint_right")
+            attrs = {"box": box, "element": ELEMENT // self.unit, **hint}
             if shares > 1:
                 out.append(at.tma_load_multicast(*operands, mask=(1 << shares) - 1, **attrs))
             elif self.pair:
@@ -321,6 +332,17 @@ class Tiling:
             else:
                 out.append(at.tma_load(*operands, **attrs))
         return out
+
+    def _in_order(self, k: UOp) -> UOp:
+        """The step of K that comes at k: clusters begin at the same one, or each one further on."""
+        if self.s.get("k_order", "same") == "same":
+            return k
+        return (k + self.my_cluster % self.k_trips) % self.k_trips
+
+    def hint(self, of: str) -> dict[str, str]:
+        """What a copy says of the lines it brings to L2."""
+        chosen = self.s.get(of, HINTS[0])
+        return {} if chosen == HINTS[0] else {"hint": str(chosen)}
 
     # -- launch --------------------------------------------------------------------------------
 
@@ -336,15 +358,18 @@ class Tiling:
         size = self.cluster_size
         tiles_n = self.tiles_n.arg[0]
         tiles = f"-(-M // {self.cluster_rows}) * {tiles_n}"
-        clusters = f"min({self.device.sms // size}, {tiles})" if self.s.persistent else tiles
+        clusters, most = tiles, self.device.sms // size
+        if self.s.persistent:
+            even = f"-(-({tiles}) // -(-({tiles}) // {most}))"
+            clusters = f"min({most}, {tiles})" if self.s.get("grid", "full") == "full" else even
 
         def over(name: str, rows: Expr, wide: int, unit: int = 1) -> Param:
             dims, pitch = (str(wide * unit), rows), (str(wide * ELEMENT),)
             dtype = "uint8" if unit == 2 else self.problem.dtype
-            box, swizzle = (self.c.box, self.c.swizzle)
-            if name != "C":
-                box, swizzle = self.box(name), self.swizzle
-            return TensorMapParam(name, dtype, dims, pitch, box, swizzle)
+            if name == "C":
+                return TensorMapParam(name, dtype, dims, pitch, self.c.box, self.c.swizzle)
+            promotion = int(self.s.get("promotion", 128))
+            return TensorMapParam(name, dtype, dims, pitch, self.box(name), self.swizzle, promotion)
 
         given: dict[str, Param | Expr] = {
             "A_map": over("A", "M", k, self.unit),

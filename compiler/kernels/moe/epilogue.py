@@ -6,151 +6,127 @@ largest magnitude 448 becomes. After the second: an expert's outputs, not yet we
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, smem, value, when
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, smem, value
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
 from ptxflow.compiler.tile.softmax import MAX
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, Registers, trace
+from ptxflow.compiler.tile.values import Float32, UInt32, emit, maximum, reciprocal, traced, where
 
 if TYPE_CHECKING:
     from ptxflow.compiler.kernels.moe.grouped import Grouped
 
 LARGEST = 448.0  # of e4m3
-LEAST = float_bits(2.0**-100)  # what a largest magnitude of zero counts as
+LEAST = 2.0**-100  # what a largest magnitude of zero counts as
 MEETING = 1  # named barrier of the warps that multiply
 
 
-@dataclass(frozen=True)
-class Quantised:
-    """Rows or columns of a tile that get scales: registers with what to multiply them by, and with
-    their scales, and the statements that find both."""
-
-    factor: UOp
-    scale: UOp
-    begin: list[UOp]
-    find_scale: UOp
-
-
-def quantise(r: Registers, top: UOp) -> Quantised:
-    """To e4m3 from rows or columns whose largest magnitudes are `top`."""
-    width = top.arg
-    least, found = r("least", 1), r("top_found", width)
-    inverse, factor, scale = r("inverse", width), r("quantiser", width), r("scale", width)
-    begin = [
-        at.mov(least, LEAST),
-        at.max_f32(found, top, least),
-        at.reciprocal_f32(inverse, found),
-        at.fma_constants(factor, inverse, factor=float_bits(LARGEST), summand=0),
-    ]
-    find = at.fma_constants(scale, found, factor=float_bits(1 / LARGEST), summand=0)
-    return Quantised(factor, scale, begin, find)
-
-
-class Rows:
-    """Tokens are rows: a lane has two of them, of every eight columns two."""
+class Epilogue:
+    """What becomes of the sums in `acc`."""
 
     def __init__(self, g: Grouped, acc: UOp):
         self.g, self.acc = g, acc
-        self.first = WARP * 16  # of the warp's rows in the tile
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        return ()
+        self.hidden = acc.arg // 2  # registers of what the gates leave
 
     def store(self) -> Body:
-        return self._inner() if self.g.up else self._outputs()
+        return traced(self._inner if self.g.up else self._outputs)
 
-    def _inner(self) -> list[Body]:
-        g, r = self.g, self.g.r
-        count = self.acc.arg // 2
-        hidden, scaled, top = r("hidden", count), r("scaled", count), r("top", 2)
-        packed, words = r("packed", count // 4), r("bytes", count // 4)
-        with trace() as shuffles:
-            top_all = MAX.across(Float32(r, top), (1, 2)).slot
-        q = quantise(r, top_all)
-        out: list[Body] = [
-            at.silu_gate(hidden, self.acc, apart=4),
-            at.largest(hidden, top, order=(0, 0, 1, 1)),
-            shuffles,
-            q.begin,
-            at.scale_picked(scaled, hidden, q.factor, order=(0, 0, 1, 1)),
-            at.pack_fp8(packed, scaled),
-            at.exchange_pairs(words, packed),
-            q.find_scale,
-        ]
+    def _inner(self) -> None:
+        """Of the first product: rows or columns of a tile with a scale for each."""
+        raise NotImplementedError
+
+    def _outputs(self) -> None:
+        """Of the second product: as they are."""
+        raise NotImplementedError
+
+    def _largest(self, top: Float32) -> Float32:
+        """Of all lanes and warps that have part of a row or column, from those of each."""
+        raise NotImplementedError
+
+    def _scaled(self, hidden: UInt32, order: tuple[int, ...]) -> tuple[UInt32, Float32]:
+        """Values for e4m3, and the scales of their rows or columns, of which those of register i
+        are number order[i], in turn; these times 448."""
+        r = self.g.r
+        top = r.float32(max(order) + 1)
+        emit(at.largest(hidden, top, order=order))
+        top = self._largest(top)
+        found = maximum(top, r.constant(LEAST))
+        bits = {"factor": float_bits(LARGEST), "summand": 0}
+        factor = reciprocal(found).apply(at.fma_constants, **bits)
+        return hidden.apply(at.scale_picked, factor, order=order), found
+
+    def _scale(self, found: Float32) -> Float32:
+        return found.apply(at.fma_constants, factor=float_bits(1 / LARGEST), summand=0)
+
+
+class Rows(Epilogue):
+    """Tokens are rows: a lane has two of them, of every eight columns two."""
+
+    storage: tuple[UOp, ...] = ()
+    first = WARP * 16  # of the warp's rows in the tile
+
+    def _largest(self, top: Float32) -> Float32:
+        return MAX.across(top, (1, 2))
+
+    def _inner(self) -> None:
+        g, r, count = self.g, self.g.r, self.hidden
+        hidden = r.of(at.silu_gate, self.acc, apart=4, n=count)
+        scaled, found = self._scaled(hidden, (0, 0, 1, 1))
+        packed = r.of(at.pack_fp8, scaled, n=count // 4)
+        words = packed.apply(at.exchange_pairs)
+        scale = self._scale(found)
         column = ((LANE & 1) << 3) + ((LANE & 2) << 1)
         for half in range(2):
             row, inside = g.row(self.first + (LANE >> 2) + 8 * half)
-            for j in range(0, count // 4, 2):
-                from_ = g.first_column + 8 * j
+            for j in range(0, words.n, 2):
+                from_, held = g.first_column + 8 * j, words[j + half].slot
                 place = g.place("inner", self.first + 8 * half, from_, 8, 16)
                 index = row * g.inner + from_ + column
-                out.append(
-                    store_global("inner", index, part(words, j + half, 1), place, inside, element=1)
-                )
+                emit(store_global("inner", index, held, place, inside, element=1))
             first, token = self.first + 8 * half, self.first + (LANE >> 2) + 8 * half
-            scale = part(q.scale, half, 1)
-            out.append(g.put_scale(first, 8, token, scale, (LANE & 3).eq(0)))
-        return out
+            emit(g.put_scale(first, 8, token, scale[half].slot, (LANE & 3).eq(0)))
 
-    def _outputs(self) -> list[Body]:
-        g, out = self.g, list[Body]()
+    def _outputs(self) -> None:
+        g = self.g
         narrow = g.s.partials == BFLOAT16
-        packed = g.r("packed", 2)
+        packed = g.r.uint32(width=2)
         for j in range(0, self.acc.arg, 4):
             from_ = g.first_column + 2 * j
             if narrow:
-                out.append(at.pack(packed, part(self.acc, j, 4), dtype="bf16"))
+                emit(at.pack(packed, part(self.acc, j, 4), dtype="bf16"))
             for half in range(2):
                 row, inside = g.row(self.first + (LANE >> 2) + 8 * half)
                 place = g.place("partial", self.first + 8 * half, from_, 8, 8)
                 index = row * g.hidden + from_ + ((LANE & 3) << 1)
-                held = part(packed, half, 1) if narrow else part(self.acc, j + 2 * half, 2)
-                out.append(
-                    store_global("partial", index, held, place, inside, element=2 if narrow else 4)
-                )
-        return out
+                held = packed[half].slot if narrow else part(self.acc, j + 2 * half, 2)
+                element = 2 if narrow else 4
+                emit(store_global("partial", index, held, place, inside, element=element))
 
 
-class Columns:
+class Columns(Epilogue):
     """Weights are rows, tokens columns: a lane has two of every eight tokens."""
 
     lanes, each = 4, 2  # with other tokens, and tokens of one that lie side by side
+    mates: tuple[int, ...] = (4, 8, 16)  # bits of the numbers of lanes with the same tokens
 
     def __init__(self, g: Grouped, acc: UOp):
-        self.g, self.acc = g, acc
+        super().__init__(g, acc)
         self.warps = 4 * g.consumers
         self.peaks = smem("peaks", self.warps * g.tile_t * 4, align=128)
         self.storage = (self.peaks,) if g.up else ()
-
-    def store(self) -> Body:
-        return self._inner() if self.g.up else self._outputs()
 
     def _token(self, index: int) -> UOp:
         """A lane's token number `index`, of the tile's."""
         j, second = divmod(index, 2)
         return 8 * j + ((LANE & 3) << 1) + second
 
-    def _inner(self) -> list[Body]:
-        g, r, tokens = self.g, self.g.r, self.g.tile_t // 4
-        count = self.acc.arg // 2
-        hidden, scaled, top = r("hidden", count), r("scaled", count), r("top", tokens)
-        with trace() as shuffles:
-            of_warp = MAX.across(Float32(r, top), (4, 8, 16)).slot
-        q = quantise(r, r("top_all", tokens))
-        out: list[Body] = [
-            at.silu_gate(hidden, self.acc, apart=2),
-            at.largest(hidden, top, order=tuple(range(tokens))),
-            shuffles,
-            self._meet(of_warp),
-            q.begin,
-            at.scale_picked(scaled, hidden, q.factor, order=tuple(range(tokens))),
-        ]
+    def _inner(self) -> None:
+        g, tokens, count = self.g, self.g.tile_t // 4, self.hidden
+        hidden = g.r.of(at.silu_gate, self.acc, apart=2, n=count)
+        scaled, found = self._scaled(hidden, tuple(range(tokens)))
         per_block, mine = 32, count // tokens  # columns of 64 rows, and how many such blocks
         for i in range(count):
             block, index = divmod(i, tokens)
@@ -158,31 +134,36 @@ class Columns:
             column = g.first_column + ((WARP >> 2) * mine + block) * per_block + (WARP & 3) * 8
             place = g.place("inner", index // 2 * 8, column, 8, 8)
             target = row * g.inner + column + (LANE >> 2)
-            out.append(at.st_global_fp8(param("inner"), target, inside, place, part(scaled, i, 1)))
-        stores = []
-        for index in range(tokens):
-            token, scale = self._token(index), part(q.scale, index, 1)
-            stores.append(g.put_scale(index // 2 * 8, 8, token, scale, LANE < 4))
-        return [*out, when(WARP.eq(0), q.find_scale, stores)]
+            emit(at.st_global_fp8(param("inner"), target, inside, place, scaled[i]))
+        with where(WARP.eq(0)):
+            scale = self._scale(found)
+            for index in range(tokens):
+                token = self._token(index)
+                emit(g.put_scale(index // 2 * 8, 8, token, scale[index].slot, LANE < 4))
 
-    def _meet(self, own: UOp) -> list[Body]:
-        """The largest of all warps, each of which has other rows."""
+    def _largest(self, top: Float32) -> Float32:
+        """Each warp has other rows."""
         g, r, lanes, each = self.g, self.g.r, self.lanes, self.each
+        own, out = MAX.across(top, self.mates), top.fresh()
         pitch, meet = g.tile_t * 4, at.named_sync(id=MEETING, threads=32 * self.warps)
-        write, read, size = list[Body](), list[Body](), 4 * lanes * each
+        read, size = list[UOp](), 4 * lanes * each
         place = (LANE & (lanes - 1)) << 3 if lanes > 1 else value(0)
-        for i in range(0, own.arg, each):
+        found = r.uint32(width=each * self.warps)
+        for i in range(0, own.n, each):
             target = slot(self.peaks, 0, WARP * pitch + 4 * lanes * i, size)
-            write.append(at.st_shared_lanes(target, place, lanes > LANE, part(own, i, each)))
-            found = r(f"peaks{i if lanes > 1 else 0}_", each * self.warps)
+            emit(at.st_shared_lanes(target, place, lanes > LANE, own[i : i + each]))
+            if i and lanes > 1:
+                found = found.fresh()
             for w in range(self.warps):
                 source = slot(self.peaks, 0, w * pitch + 4 * lanes * i, size)
-                read.append(at.ld_shared_lanes(part(found, each * w, each), source, place))
-            read.append(at.fold_max(part(r("top_all", own.arg), i, each), found))
-        return [write, meet, read, meet]
+                mine = found[each * w : each * (w + 1)]
+                read.append(at.ld_shared_lanes(mine, source, place))
+            read.append(at.fold_max(out[i : i + each], found))
+        emit(meet, read, meet)
+        return out
 
-    def _outputs(self) -> list[Body]:
-        g, out, tokens = self.g, list[Body](), self.g.tile_t // 4
+    def _outputs(self) -> None:
+        g, tokens = self.g, self.g.tile_t // 4
         blocks = self.acc.arg // (2 * tokens)
         for i in range(self.acc.arg):
             block, inside_block = divmod(i, 2 * tokens)
@@ -192,6 +173,4 @@ class Columns:
             column = g.first_column + from_
             place = g.place("partial", 8 * j, column, 8, 8)
             index = row * g.hidden + column + (LANE >> 2)
-            held = part(self.acc, i, 1)
-            out.append(g.put_partial(index, inside, place, held))
-        return out
+            emit(g.put_partial(index, inside, place, part(self.acc, i, 1)))

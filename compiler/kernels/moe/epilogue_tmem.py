@@ -8,14 +8,13 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, when
+from ptxflow.compiler.ir import LANE, WARP, UOp, Value, param, part, slot, smem
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS
-from ptxflow.compiler.kernels.moe.epilogue import MEETING, Columns, quantise
+from ptxflow.compiler.kernels.moe.epilogue import MEETING, Columns, Epilogue
 from ptxflow.compiler.kernels.moe.grouped import Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
-from ptxflow.compiler.tile.softmax import MAX
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, trace
+from ptxflow.compiler.tile.values import Float32, emit, maximum, where
 
 LANES, QUAD, GATE = 32, 4, 8
 COLUMNS = 32  # of tensor memory that a lane moves at a time
@@ -36,11 +35,13 @@ class WaveSums(Grouped):
         self.chunk = min(self.own, self.width, COLUMNS)
 
 
-class TokenLanes:
+class TokenLanes(Epilogue):
     """A lane has a token; a warpgroup, of each wave, all columns of weights or half of them."""
 
+    g: WaveSums
+
     def __init__(self, g: WaveSums):
-        self.g = g
+        super().__init__(g, g.acc)
         self.peaks = smem("peaks", 4 * g.consumers * LANES * 4, align=128)
 
     @property
@@ -101,24 +102,10 @@ class TokenLanes:
 
     # -- what a tile leaves --------------------------------------------------------------------
 
-    def store(self) -> Body:
-        return self._inner() if self.g.up else self._outputs()
-
-    def _inner(self) -> list[Body]:
-        g, r = self.g, self.g.r
-        count = g.acc.arg // 2
-        hidden, scaled, top = r("hidden", count), r("scaled", count), r("top", 1)
-        words = r("bytes", count // 4)
-        met, top_all = self._meet(top)
-        q = quantise(r, top_all)
-        out: list[Body] = [
-            at.silu_gate(hidden, g.acc, apart=GATE),
-            at.largest(hidden, top, order=(0,)),
-            met,
-            q.begin,
-            at.scale_picked(scaled, hidden, q.factor, order=(0,)),
-            at.pack_fp8(words, scaled),
-        ]
+    def _inner(self) -> None:
+        g, r, count = self.g, self.g.r, self.hidden
+        scaled, found = self._scaled(r.of(at.silu_gate, g.acc, apart=GATE, n=count), (0,))
+        words = r.of(at.pack_fp8, scaled, n=count // 4)
         row, inside = g.row(self.row)
         warp_row = (WARP & 3) * LANES
         each = g.own // 2  # of a wave
@@ -126,53 +113,52 @@ class TokenLanes:
         for i in range(0, count, wide):
             column = g.first_column + ((WARP >> 2) * each + (i // each * (g.width // 2) + i % each))
             place = g.place("inner", warp_row, column, LANES, wide)
-            held = part(words, i // 4, wide // 4)
+            held = words[i // 4 : (i + wide) // 4].slot
             index = row * g.inner + column
-            out.append(store_global("inner", index, held, place, inside, element=1))
-        store = g.put_scale(warp_row, LANES, self.row, q.scale)
-        return [*out, when(WARP < 4, q.find_scale, store)]
+            emit(store_global("inner", index, held, place, inside, element=1))
+        with where(WARP < 4):
+            emit(g.put_scale(warp_row, LANES, self.row, self._scale(found).slot))
 
-    def _meet(self, own: UOp) -> tuple[list[Body], UOp]:
-        """The larger of both warpgroups, which have other columns of the same rows."""
+    def _largest(self, top: Float32) -> Float32:
+        """Of both warpgroups, which have other columns of the same rows."""
         g = self.g
         if g.consumers == 1:
-            return [], own
-        meet = at.named_sync(id=MEETING, threads=128 * g.consumers)
-        other, both = g.r("other_top", 1), g.r("both_top", 1)
-        size = LANES * 4
-        return [
-            at.st_shared_lanes(slot(self.peaks, 0, WARP * size, size), LANE << 2, 1, own),
+            return top
+        meet, size = at.named_sync(id=MEETING, threads=128 * g.consumers), LANES * 4
+        own, theirs = (slot(self.peaks, 0, w * size, size) for w in (WARP, WARP ^ 4))
+        other = top.fresh()
+        emit(
+            at.st_shared_lanes(own, LANE << 2, 1, top),
             meet,
-            at.ld_shared_lanes(other, slot(self.peaks, 0, (WARP ^ 4) * size, size), LANE << 2),
+            at.ld_shared_lanes(other, theirs, LANE << 2),
             meet,
-            at.max_f32(both, own, other),
-        ], both
+        )
+        return maximum(top, other)
 
-    def _outputs(self) -> list[Body]:
-        g, out = self.g, list[Body]()
+    def _outputs(self) -> None:
+        g = self.g
         narrow = g.s.partials == BFLOAT16
         wide = 2 * QUAD if narrow else QUAD
         row, inside = g.row(self.row)
-        packed = g.r("packed", QUAD)
+        packed = g.r.uint32(width=QUAD)
         for i in range(0, g.acc.arg, wide):
             wave, first = divmod(i, g.own)
             column = g.first_column + self.column(wave, first)
             place = g.place("partial", (WARP & 3) * LANES, column, LANES, wide)
             held = part(g.acc, i, wide)
             if narrow:
-                out.append(at.pack(packed, held, dtype="bf16"))
-                held = packed
+                emit(at.pack(packed, held, dtype="bf16"))
+                held = packed.slot
             index = row * g.hidden + column
             element = 2 if narrow else 4
-            out.append(store_global("partial", index, held, place, inside, element=element))
-        return out
+            emit(store_global("partial", index, held, place, inside, element=element))
 
 
 class WeightLanes(Columns):
     """A lane has a row of weights; a warpgroup blocks of 128 of them, registers are tokens."""
 
     g: WaveSums
-    lanes, each = 1, QUAD
+    lanes, each, mates = 1, QUAD, (1, 2, 4, 16)
 
     def __init__(self, g: WaveSums):
         super().__init__(g, g.acc)
@@ -231,22 +217,10 @@ class WeightLanes(Columns):
         wave, of_wave = divmod(own, g.own // g.tile_t)
         return self.block(wave, of_wave), token
 
-    def _inner(self) -> list[Body]:
-        g, r, tokens = self.g, self.g.r, self.g.tile_t
-        count = g.acc.arg
-        hidden, scaled, top = r("hidden", count), r("scaled", count), r("top", tokens)
-        with trace() as shuffles:
-            of_warp = MAX.across(Float32(r, top), (1, 2, 4, 16)).slot
-        q = quantise(r, r("top_all", tokens))
-        order = tuple(range(tokens))
-        out: list[Body] = [
-            at.gate_across(hidden, g.acc, lanes=GATE),
-            at.largest(hidden, top, order=order),
-            shuffles,
-            self._meet(of_warp),
-            q.begin,
-            at.scale_picked(scaled, hidden, q.factor, order=order),
-        ]
+    def _inner(self) -> None:
+        g, tokens, count = self.g, self.g.tile_t, self.acc.arg
+        hidden = g.r.of(at.gate_across, g.acc, lanes=GATE, n=count)
+        scaled, found = self._scaled(hidden, tuple(range(tokens)))
         for i in range(count):
             block, token = self._block_of(i)
             row, inside = g.row(token)
@@ -255,17 +229,17 @@ class WeightLanes(Columns):
             place = g.place("inner", token, from_, 1, 16)
             mine = inside & (LANE & 8).eq(0)
             index = row * g.inner + column
-            out.append(at.st_global_fp8(param("inner"), index, mine, place, part(scaled, i, 1)))
-        stores = [g.put_scale(t, 1, t, part(q.scale, t, 1), LANE < 1) for t in range(tokens)]
-        return [*out, when(WARP.eq(0), q.find_scale, stores)]
+            emit(at.st_global_fp8(param("inner"), index, mine, place, scaled[i]))
+        with where(WARP.eq(0)):
+            scale = self._scale(found)
+            emit([g.put_scale(t, 1, t, scale[t].slot, LANE < 1) for t in range(tokens)])
 
-    def _outputs(self) -> list[Body]:
-        g, out = self.g, list[Body]()
+    def _outputs(self) -> None:
+        g = self.g
         for i in range(g.acc.arg):
             block, token = self._block_of(i)
             row, inside = g.row(token)
             from_ = g.first_column + block * TMEM_ROWS + (WARP & 3) * LANES
             place = g.place("partial", token, from_, 1, LANES)
             index, held = row * g.hidden + from_ + LANE, part(g.acc, i, 1)
-            out.append(g.put_partial(index, inside, place, held))
-        return out
+            emit(g.put_partial(index, inside, place, held))

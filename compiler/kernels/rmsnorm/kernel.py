@@ -9,6 +9,7 @@ that share a row meet at a cluster barrier instead, and each adds the parts of a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
@@ -28,8 +29,8 @@ from ptxflow.compiler.ir.nodes import (
     value,
     var,
 )
-from ptxflow.compiler.ir.statements import Body, KernelInfo, kernel, loop, when
-from ptxflow.compiler.ir.storage import frag, part, slot, smem
+from ptxflow.compiler.ir.statements import KernelInfo, kernel, when
+from ptxflow.compiler.ir.storage import slot, smem
 from ptxflow.compiler.kernels.rmsnorm.decisions import (
     ALL,
     EARLY,
@@ -51,6 +52,16 @@ from ptxflow.compiler.kernels.rmsnorm.problem import ELEMENT
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.tensors import Place, load_global, store_global
+from ptxflow.compiler.tile.values import (
+    Float32,
+    Registers,
+    UInt32,
+    emit,
+    repeat,
+    shuffle_xor,
+    traced,
+    where,
+)
 
 ENTRY = "rmsnorm"
 CHAINS = 4  # sums of a thread for a row, so that additions need not wait for each other
@@ -59,16 +70,12 @@ WEIGHT_CACHE = "L1::evict_last"  # every row reads it
 
 @dataclass(frozen=True)
 class Vector:
-    """Which vector of a thread: group of rows, row of the thread, vector of the chunk, chunk.
+    """A thread's vector j of a chunk, of its row k: the registers that it is loaded into, of every
+    tensor that is summed to x."""
 
-    `load`: which of the loads of the row brings it.
-    """
-
-    group: UOp
     k: int
     j: int
-    chunk: Value = 0
-    load: str = "loaded"
+    raw: tuple[UInt32, ...]
 
 
 class Kernel:
@@ -91,26 +98,19 @@ class Kernel:
         self.packed = self.width // 2  # registers of a vector
         self.share = self.row_threads * self.width  # elements of a row in a vector of each thread
         self.step = self.ctas * self.share  # and that of the CTAs that share it
-        self._declare()
         self._dtype = PTX_TYPE[self.problem.dtype]
-
-    def _declare(self) -> None:
-        self.weight = frag("weight", self.at_once * self.packed, "b32")
-        self.part = frag("part", self.flight * self.taken, "b32")
-        self.scale = frag("scale", self.flight, "b32")
-        self.values: dict[str, UOp] = {}  # by what they are: see _value
+        self.r = Registers()
+        self.weight = [self.r.uint32(width=self.packed) for _ in range(self.at_once)]
         stages = 2 if self.loops else 1
         self.parts = smem("parts", self.smem_bytes // stages, stages, align=16)
 
-    def _value(self, name: str, index: int, count: int, width: int) -> UOp:
-        """The registers of one of `count` intermediate values of that name.
-
-        Each has its own, so that the validator misses whatever is not computed; ptxas lays them
-        over each other.
-        """
-        return slot(
-            self.values.setdefault(name, frag(name, count * width, "b32")), 0, index * width, width
-        )
+    def _vectors(self) -> list[Vector]:
+        """All of a thread's in a chunk."""
+        return [
+            Vector(k, j, tuple(self.r.uint32(width=self.packed) for _ in self.summands))
+            for k in range(self.flight)
+            for j in range(self.at_once)
+        ]
 
     # -- the whole -----------------------------------------------------------------------------
 
@@ -121,81 +121,87 @@ class Kernel:
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        body: list[Body] = [self._weights(KEPT), self._groups()]
-        across = [self.parts, self.part] if self.row_warps > 1 else []
-        registers = [self.weight, self.scale, *self.values.values()]
-        info = KernelInfo(
-            ENTRY, self.device.arch, self.warps, self.ctas, self.params, (*across, *registers)
-        )
+        body = traced(self._groups)
+        across = [self.parts] if self.row_warps > 1 else []
+        storage = (*across, *self.r.storage)
+        info = KernelInfo(ENTRY, self.device.arch, self.warps, self.ctas, self.params, storage)
         leave = [at.cluster_wait()] if self.ctas > 1 else []  # peers have read this CTA's parts
         return kernel(info, body, leave)
 
-    def _groups(self) -> Body:
+    def _groups(self) -> None:
+        self._weights(KEPT)
+        rows = self._vectors()
         if not self.loops:
-            return self.normalise(CTAID // self.ctas if self.ctas > 1 else CTAID, const(0))
+            self.normalise(rows, CTAID // self.ctas if self.ctas > 1 else CTAID, const(0))
+            return
         turn, ctas = var("turn"), special("ctas")
         groups = (param("batch_size") + (self.group_rows - 1)) // self.group_rows
         mine = (groups + ctas - 1 - CTAID) // ctas
         group = CTAID + turn * ctas
         if not self.ahead:
-            return loop(turn, mine, self.normalise(group, turn))
-        more = when(turn + 1 < mine, self._load_rows(group + ctas))
-        body = self.whole_rows(group, turn, [], [more])
-        return [when(const(0) < mine, self._load_rows(CTAID)), loop(turn, mine, body)]
+            with repeat(turn, mine):
+                self.normalise(rows, group, turn)
+            return
 
-    def normalise(self, group: UOp, turn: UOp) -> Body:
+        def load_next() -> None:
+            with where(turn + 1 < mine):
+                self._load(rows, group + ctas)
+
+        with where(const(0) < mine):
+            self._load(rows, CTAID)
+        with repeat(turn, mine):
+            self.whole_rows(rows, group, turn, load_next)
+
+    def normalise(self, rows: list[Vector], group: UOp, turn: UOp) -> None:
         """One group of rows."""
-        if self.kept:
-            return self.whole_rows(group, turn, self._load_rows(group), [])
-        return self.again(group, turn)
+        if not self.kept:
+            self.again(rows, group, turn)
+            return
+        self._load(rows, group)
+        self.whole_rows(rows, group, turn, lambda: None)
 
-    def _vectors(self, group: UOp) -> list[Vector]:
-        """All of a thread's, of rows that stay in registers."""
-        return [Vector(group, k, j) for k in range(self.flight) for j in range(self.vectors)]
+    def whole_rows(
+        self, rows: list[Vector], group: UOp, turn: UOp, after: Callable[[], None]
+    ) -> None:
+        """The rows stay in registers between the sum and the scaling; `after` the squares, what
+        they were loaded into is free.
 
-    def _load_rows(self, group: UOp) -> list[Body]:
-        return [self._load(v) for v in self._vectors(group)]
-
-    def whole_rows(self, group: UOp, turn: UOp, before: Body, after: Body) -> Body:
-        """The rows stay in registers between the sum and the scaling.
-
-        They are loaded `before`; `after` the squares, what they were loaded into is free.
+        Each sum has its own registers, so that the validator misses one that is left out.
         """
-        vectors = self._vectors(group)
-        return [
-            before,
-            self._weights(EARLY),
-            [self._square(v) for v in vectors],
-            after,
-            self.reduce(turn),
-            self._weights(LATE),
-            [self._finish(v) for v in vectors],
-        ]
+        self._weights(EARLY)
+        wide, sums = list[Float32](), dict[int, Float32]()
+        for v in rows:
+            x = self._widen(v)
+            before, total = sums.get(v.k), self.r.float32(CHAINS)
+            if before is None:
+                emit(at.sum_squares(total, x, 0))
+            else:
+                emit(at.add_squares(total, before, x))
+            wide.append(x)
+            sums[v.k] = total
+        after()
+        scale = self.reduce(turn, list(sums.values()))
+        self._weights(LATE)
+        for v, x in zip(rows, wide, strict=True):
+            self._finish(v, x, scale, group)
 
-    def again(self, group: UOp, turn: UOp) -> Body:
+    def again(self, rows: list[Vector], group: UOp, turn: UOp) -> None:
         """The row is read once for its sum and once more to be scaled."""
         trips = const(-(-self.vectors // self.at_once), "chunks")
         c, d = var("chunk"), var("chunk_again")
-        first = [Vector(group, 0, j, c) for j in range(self.at_once)]
-        second = [Vector(group, 0, j, d, "reloaded") for j in range(self.at_once)]
-        return [
-            loop(
-                c,
-                trips,
-                [self._load(v) for v in first],
-                [self._square(v) for v in first],
-                rolled=True,
-            ),
-            self.reduce(turn),
-            loop(
-                d,
-                trips,
-                [self._load(v) for v in second],
-                [self._load_weight(v.j, d) for v in second],
-                [self._finish(v) for v in second],
-                rolled=True,
-            ),
-        ]
+        sums = self.r.float32(CHAINS)
+        with repeat(c, trips, rolled=True):
+            self._load(rows, group, c)
+            for v in rows:
+                x = self._widen(v)
+                emit(at.sum_squares(sums, x, 1 if v.j else c.ne(0)))
+        scale, reloaded = self.reduce(turn, [sums]), self._vectors()
+        with repeat(d, trips, rolled=True):
+            self._load(reloaded, group, d)
+            for v in reloaded:
+                self._load_weight(v.j, d)
+            for v in reloaded:
+                self._finish(v, self._widen(v), scale, group, d)
 
     # -- places --------------------------------------------------------------------------------
 
@@ -229,208 +235,136 @@ class Kernel:
             return []
         return [self._first(chunk) + j * self.step < self.hidden]
 
-    def _access(self, v: Vector) -> tuple[UOp, UOp, Place]:
+    def _access(self, v: Vector, group: UOp, chunk: Value) -> tuple[UOp, UOp, Place]:
         """Index, predicate and the warp's rectangle of a vector in a tensor of rows."""
-        row, warp_row, rows = self._row(v.group, v.k)
+        row, warp_row, rows = self._row(group, v.k)
         lanes = min(self.row_threads, WARP_SIZE)
         begin = WARP % self.row_warps * (WARP_SIZE * self.width)
         if self.ctas > 1:
             begin = CTA_RANK * self.share + begin
-        column = begin + value(v.chunk) * (self.at_once * self.step) + v.j * self.step
+        column = begin + value(chunk) * (self.at_once * self.step) + v.j * self.step
         inside = row < param("batch_size")
-        for condition in self._inside(v.j, v.chunk):
+        for condition in self._inside(v.j, chunk):
             inside = inside & condition
         place = warp_row, column, rows, lanes * self.width
-        return row * self.hidden + self._first(v.chunk), inside, place
+        return row * self.hidden + self._first(chunk), inside, place
 
     def _offset(self, j: int) -> int:
         """Bytes from a lane's first vector in a chunk to its j-th."""
         return int(j * self.step * ELEMENT)
 
-    def _raw(self, tensor: str, v: Vector) -> UOp:
-        """The registers of a vector as it is loaded, two elements in each."""
-        return self._vector(f"{v.load}_{tensor}", v, self.packed)
-
-    def _raw_weight(self, j: int) -> UOp:
-        return slot(self.weight, 0, j * self.packed, self.packed)
-
     # -- loading -------------------------------------------------------------------------------
 
-    def _load(self, v: Vector) -> list[UOp]:
-        """A vector of everything that is summed to x."""
-        return [
-            load_global(
-                self._raw(name, v),
-                name,
-                *self._access(v),
-                element=ELEMENT,
-                offset=self._offset(v.j),
-                cache=cache_hint(self.s.load_cache),
-                prefetch=self.s.load_prefetch,
-            )
-            for name in self.summands
-        ]
+    def _load(self, rows: list[Vector], group: UOp, chunk: Value = 0) -> None:
+        """Vectors of everything that is summed to x."""
+        how = {"cache": cache_hint(self.s.load_cache), "prefetch": self.s.load_prefetch}
+        for v in rows:
+            place = self._access(v, group, chunk)
+            for name, raw in zip(self.summands, v.raw, strict=True):
+                offset = self._offset(v.j)
+                emit(load_global(raw.slot, name, *place, element=ELEMENT, offset=offset, **how))
 
-    def _weights(self, time: str) -> Body:
+    def _weights(self, time: str) -> None:
         """The thread's part of the weight, if this is when the strategy loads it."""
-        if not self.kept or self.s.weights != time:
-            return None
-        return [self._load_weight(j, 0) for j in range(self.vectors)]
+        for j in range(self.vectors if self.kept and self.s.weights == time else 0):
+            self._load_weight(j, 0)
 
-    def _load_weight(self, j: int, chunk: Value) -> UOp:
+    def _load_weight(self, j: int, chunk: Value) -> None:
         column = value(chunk) * (self.at_once * self.step) + j * self.step
         (inside,) = self._inside(j, chunk) or [const(1)]
         place, attrs = (0, column, 1, self.step), {"cache": WEIGHT_CACHE}
-        target, first, offset = self._raw_weight(j), self._first(chunk), self._offset(j)
-        return load_global(target, "weight", first, inside, place, ELEMENT, offset=offset, **attrs)
+        target, first, offset = self.weight[j].slot, self._first(chunk), self._offset(j)
+        emit(load_global(target, "weight", first, inside, place, ELEMENT, offset=offset, **attrs))
 
     # -- arithmetic ----------------------------------------------------------------------------
 
-    def _unpack(self, target: UOp, source: UOp) -> UOp:
-        return at.unpack(target, source, dtype=self._dtype)
-
-    def _vector(self, name: str, v: Vector, width: int = 0) -> UOp:
-        """The registers of a value of that name for a vector."""
-        index = v.k * self.at_once + v.j
-        return self._value(name, index, self.flight * self.at_once, width or self.width)
-
-    def _widen(self, v: Vector) -> tuple[list[UOp], UOp]:
-        """Statements for a vector of x in float32, and where it is.
+    def _widen(self, v: Vector) -> Float32:
+        """A vector of x in float32.
 
         It is hidden_states, plus the residual if there is one; neither sum nor squares are rounded
         to 16 bits. Weights that are loaded early are so before the first of them is used.
         """
-        out, parts = list[UOp](), list[UOp]()
-        for tensor in self.summands:
-            parts.append(self._vector(f"{v.load}_wide_{tensor}", v))
-            raw = self._raw(tensor, v)
-            if self.s.weights == EARLY and tensor == self.summands[0]:
-                raw = self._vector(f"{v.load}_both", v, self.packed)
-                zero = param("batch_size") >> 31  # rows are fewer than 2^30
-                loads = self._raw(tensor, v), self._raw_weight(v.j)
-                out.append(at.after_load(raw, *loads, zero, last="src"))
-            out.append(at.unpack(parts[-1], raw, dtype=self._dtype, last="src"))
-        if len(parts) == 1:
-            return out, parts[0]
-        total = self._vector(f"{v.load}_x", v)
-        return [*out, at.sum_f32(total, *parts)], total
+        first, *others = v.raw
+        if self.s.weights == EARLY:
+            zero = param("batch_size") >> 31  # rows are fewer than 2^30
+            weight = self.weight[v.j]
+            first = self.r.of(at.after_load, first, weight, zero, n=first.n, last="src")
+        x = first.unpack(self._dtype, last="src")
+        for raw in others:
+            x = x + raw.unpack(self._dtype, last="src")
+        return x
 
-    def _sums(self, k: int, j: int) -> UOp:
-        """The sums of squares of a thread's row up to its j-th vector in registers."""
-        count = self.at_once if self.kept else 1
-        return self._value("sum", k * count + (j if self.kept else 0), self.flight * count, CHAINS)
-
-    def _square(self, v: Vector) -> list[UOp]:
-        """Adds the squares of a vector of x to the sums of its row.
-
-        In a loop they go on in the same registers; elsewhere each vector has its own, so that the
-        validator misses one that is left out.
-        """
-        widened, x = self._widen(v)
-        sums = self._sums(v.k, v.j)
-        if self.kept and v.j:
-            return [*widened, at.add_squares(sums, self._sums(v.k, v.j - 1), x)]
-        begun = const(1) if v.j else value(v.chunk).ne(0)
-        return [*widened, at.sum_squares(sums, x, begun)]
-
-    def _join(self) -> tuple[list[UOp], UOp]:
-        """Statements that add the sums of each row of a thread, and where they are."""
-        out = list[UOp]()
-        halves, total = (
-            self._value(name, 0, 1, self.flight * width)
-            for name, width in (("half", 2), ("own", 1))
-        )
-        for k in range(self.flight):
-            pair, half = part(halves, 2 * k, 2), part(halves, 2 * k + 1, 1)
-            sums = self._sums(k, self.vectors - 1)
-            first, second = (part(sums, i, 2) for i in (0, 2))
-            out.append(at.sum_f32(pair, first, second))
-            one = part(total, k, 1)
-            out.append(at.sum_f32(one, part(halves, 2 * k, 1), half))
-        return out, total
-
-    def reduce(self, turn: UOp) -> Body:
+    def reduce(self, turn: UOp, sums: list[Float32]) -> Float32:
         """Sums of squares of the row's threads, to 1 / sqrt(mean + eps) in each of them."""
-        out, total = self._join()
-        more, total = self._butterfly("lanes", total, min(self.row_threads, WARP_SIZE))
-        out += more
+        total = self.r.float32(self.flight)
+        for k, four in enumerate(sums):
+            two = four[:2] + four[2:]
+            emit(at.sum_f32(total[k], two[0], two[1]))
+        total = self._butterfly(total, min(self.row_threads, WARP_SIZE))
         if self.row_warps > 1:
-            out += self._exchange(turn, total)
-            more, total = self._add_taken()
-            out += more
-            more, total = self._butterfly("warps", total, self.sharers)
-            out += more
-        mean = self._value("mean", 0, 1, self.flight)
+            total = self._butterfly(self._exchange(turn, total), self.sharers)
         bits = {
             "factor": float_bits(1 / self.hidden),
             "summand": float_bits(self.problem.constant("eps")),
         }
-        return [*out, at.fma_constants(mean, total, **bits), at.rsqrt(slot(self.scale), mean)]
+        return total.apply(at.fma_constants, **bits).apply(at.rsqrt)
 
-    def _butterfly(self, name: str, held: UOp, lanes: int) -> tuple[list[UOp], UOp]:
-        """Statements that add registers up over groups of lanes, and where every lane has the sum.
+    @staticmethod
+    def _butterfly(held: Float32, lanes: int) -> Float32:
+        """Sums over groups of lanes, in every lane.
 
         Lanes of a group add in different orders and get the same: a + b is b + a at each step.
         """
-        out: list[UOp] = []
-        steps = lanes.bit_length() - 1
-        for i in range(steps):
-            moved, added = (
-                self._value(f"{name}_{what}", i, steps, self.flight) for what in ("moved", "added")
-            )
-            out += [at.shuffle_xor(moved, held, lanes=lanes >> (i + 1))]
-            out += [at.sum_f32(added, held, moved)]
-            held = added
-        return out, held
+        while lanes > 1:
+            lanes //= 2
+            held = held + shuffle_xor(held, lanes)
+        return held
 
-    def _exchange(self, turn: UOp, total: UOp) -> list[UOp]:
-        """One lane of each warp leaves its part; every lane takes parts of its row."""
+    def _exchange(self, turn: UOp, total: Float32) -> Float32:
+        """One lane of each warp leaves its part; every lane takes parts of its row, and adds them
+        up."""
         stage = turn % 2 if self.loops else const(0)
-        row = WARP // self.row_warps
+        row, part = WARP // self.row_warps, self.r.float32(self.flight * self.taken)
         stores, loads = [], []
         for k in range(self.flight):
             first = (row + k * self.s.rows) * (4 * self.row_warps)
             mine = slot(self.parts, stage, first + WARP % self.row_warps * 4, 4)
             every = slot(self.parts, stage, first, 4 * self.row_warps)
-            stores.append(at.st_shared(mine, part(total, k, 1)))
-            loads += self._take(k, every)
+            stores.append(at.st_shared(mine, total[k]))
+            loads += self._take(part[k * self.taken : (k + 1) * self.taken], every)
         leave = [at.cluster_arrive()] if self.ctas > 1 else []
-        return [single(*stores), *self._meet(row), *loads, *leave]
+        emit(single(*stores), self._meet(row), loads, leave)
+        if self.taken == 1:
+            return part
+        out, wide = self.r.float32(self.flight), self.piece * self.ctas
+        for k in range(self.flight):
+            begins = range(k * self.taken, (k + 1) * self.taken, wide)
+            self._add_up([part[i : i + wide] for i in begins], out[k])
+        return out
 
-    def _take(self, k: int, every: UOp) -> list[UOp]:
-        """The lane's pieces of its k-th row: every so many-th of each CTA that shares the row."""
+    def _take(self, target: Float32, every: UOp) -> list[UOp]:
+        """The lane's pieces of a row: every so many-th of each CTA that shares the row."""
         out, width = list[UOp](), self.piece
         for i in range(self.taken // width):
             turn, rank = divmod(i, self.ctas)
-            target = slot(self.part, 0, k * self.taken + i * width, width)
+            own = target[i * width : (i + 1) * width]
             place = (LANE % self.sharers + turn * self.sharers) * (4 * width)
             if self.ctas > 1:
-                out.append(at.ld_peer_v4(target, every, place, rank))
+                out.append(at.ld_peer_v4(own, every, place, rank))
             else:
                 load = at.ld_shared if width == 1 else at.ld_shared_v4
-                out.append(load(target, every, place))
+                out.append(load(own, every, place))
         return out
 
-    def _add_taken(self) -> tuple[list[UOp], UOp]:
-        """Statements that add up what a lane took for each of its rows, and where the sums are."""
-        if self.taken == 1:
-            return [], slot(self.part)
-        out, width = list[UOp](), self.piece * self.ctas
-        turns, halvings = self.taken // width, width.bit_length() - 1
-        # no digit at the end: ptxas would not tell taken_1<2> from taken_12
-        names = [f"turn_{i}_" for i in range(1, turns)] + [f"half_{i}_" for i in range(halvings)]
-        for k in range(self.flight):
-            pieces = [slot(self.part, 0, k * self.taken + i * width, width) for i in range(turns)]
-            held, rest, size = pieces[0], pieces[1:], width
-            for name in names:
-                if rest:
-                    pair = [held, rest.pop(0)]
-                else:
-                    size //= 2
-                    pair = [part(held, i * size, size) for i in (0, 1)]
-                held = self._value(name, k, self.flight, size)
-                out.append(at.sum_f32(held, *pair))
-        return out, self._value(names[-1], 0, 1, self.flight)
+    @staticmethod
+    def _add_up(pieces: list[Float32], into: Float32) -> None:
+        """One piece after another, then halves of the sum."""
+        held, *rest = pieces
+        while rest or held.n > 1:
+            other = rest.pop(0) if rest else held[held.n // 2 :]
+            total = held.fresh(other.n) if rest or other.n > 1 else into
+            emit(at.sum_f32(total, held[: other.n], other))
+            held = total
 
     def _meet(self, row: UOp) -> list[UOp]:
         """The warps of the cluster, of the CTA, or those of each row by a barrier of its own."""
@@ -441,18 +375,9 @@ class Kernel:
         meet = [at.named_sync(id=1 + r, threads=self.row_threads) for r in range(self.s.rows)]
         return [when(row.eq(r), each) for r, each in enumerate(meet)]
 
-    def _finish(self, v: Vector) -> list[UOp]:
+    def _finish(self, v: Vector, x: Float32, scale: Float32, group: UOp, chunk: Value = 0) -> None:
         """(x * scale) * weight, rounded once, to global memory."""
-        widened, x = self._widen(v)
-        scaled, weight, product = (
-            self._vector(name, v) for name in ("scaled", "wide_weight", "product")
-        )
-        out, (index, inside, place) = self._vector("out", v, self.packed), self._access(v)
-        return [
-            *([] if self.kept else widened),
-            at.scale_f32(scaled, x, slot(self.scale, 0, v.k, 1)),
-            self._unpack(weight, self._raw_weight(v.j)),
-            at.mul_f32(product, scaled, weight),
-            at.pack(out, product, dtype=self._dtype),
-            store_global("output", index, out, place, inside, ELEMENT, offset=self._offset(v.j)),
-        ]
+        product = x * scale[v.k] * self.weight[v.j].unpack(self._dtype)
+        out, offset = product.pack(self._dtype), self._offset(v.j)
+        index, inside, place = self._access(v, group, chunk)
+        emit(store_global("output", index, out.slot, place, inside, ELEMENT, offset=offset))

@@ -142,10 +142,7 @@ class Kernel:
         bins, uniform = self._first_pass(active)
         found, window = self._bounds(bins, active)
         self._second_pass(window)
-        if self.ctas == 1:
-            self._leader(active, found, window, uniform)
-            return
-        with where(CTA_RANK.eq(0)):
+        with where(CTA_RANK.eq(0) if self.ctas > 1 else None):
             self._leader(active, found, window, uniform)
 
     # -- passes over the row -------------------------------------------------------------------

@@ -1,0 +1,162 @@
+"""The wide space of a GEMM: finer tiles, operands swapped at any M, and how operands are brought.
+
+It has 10^9 strategies for a workload and more. The listed space is a part of it, and all of it is
+built, validated and emulated alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Decision, Fields, Problem, Wide, rule
+from ptxflow.compiler.kernels.gemm import decisions as listed
+from ptxflow.compiler.kernels.gemm.decisions import (
+    BUFFERS,
+    CLUSTERS,
+    DIRECT,
+    HINTS,
+    SWAPPED_BLOCK,
+    TILE_N,
+    TMA,
+    TMA_BLOCKS,
+    accumulators,
+    sides,
+    tiles_at_once,
+)
+
+STEP = 8  # of tile_n
+ACCUMULATORS, BESIDE = 208, 32  # of a thread at most, and registers beside them
+HELD_BY_FOUR = 100  # accumulators with three consumers and a producer, as ptxas has it
+
+DECISIONS = (
+    Decision("tile_m", (64, 128, 192, 256), "extent of a CTA's tile along the M side of the MMA"),
+    Decision("tile_n", tuple(range(STEP, 257, STEP)), "extent along its N side"),
+    Decision("consumers", (1, 2, 3), "warpgroups: wgmma consumers on sm_90a, epilogue on sm_100a"),
+    Decision("tile_k", (32, 64, 128, 192, 256), "elements of K in one pipeline stage"),
+    Decision("cluster", tuple(CLUSTERS), "CTAs along tile_m x tile_n; operands multicast"),
+    Decision("split_k", tuple(range(1, 9)), "CTAs of a cluster that share the K loop of a tile"),
+    Decision("num_stages", tuple(range(2, 13)), "depth of the shared-memory ring"),
+    Decision("raster_group", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), "rows of tiles walked together"),
+    Decision("in_flight", (1, 0, 2), "steps whose MMAs a warpgroup leaves unfinished (wgmma)"),
+    Decision("issue", ("steps", "rows"), "MMAs of a stage: along K for all rows, or row by row"),
+    Decision("hint_left", HINTS, "which lines leave L2 first: of the M side's operand"),
+    Decision("hint_right", HINTS, "of the N side's operand"),
+    Decision("hint_c", HINTS[:2], "of C, where it is staged"),
+    Decision("promotion", (128, 256), "bytes that L2 fetches where it lacks a line of an operand"),
+    Decision("k_order", ("same", "rotated"), "where along K clusters begin: all alike, or apart"),
+    Decision("store_buffers", BUFFERS, "blocks of columns of C that a warpgroup stages at a time"),
+    Decision("grid", ("full", "even"), "persistent CTAs: one an SM, or as few as take no longer"),
+)
+
+
+def _smaller(f: Fields, p: Problem, d: Device) -> Any:
+    """Whether the next smaller tile_n, of the listed ones or of all, leaves something over."""
+    coarse = np.isin(f.tile_n, TILE_N) & (listed.smaller_tile_n(f, d) < sides(f, p)[1])
+    return coarse | (f.tile_n - STEP < sides(f, p)[1])
+
+
+def _rows(f: Fields, p: Problem, d: Device) -> Any:
+    """Whether warpgroups have whole MMAs of 64 rows, and registers for their sums."""
+    whole = f.tile_m * tiles_at_once(f) % (64 * f.consumers) == 0
+    return d.has_tmem | (whole & (accumulators(f, d) <= ACCUMULATORS))
+
+
+def _registers(f: Fields, p: Problem, d: Device) -> Any:
+    """Whether registers suffice, of which an epilogue that stages C takes few."""
+    limit = listed.register_limit(f, d)
+    staged = (not d.has_tmem) & (f.epilogue != DIRECT)
+    few = staged & (accumulators(f, d) + BESIDE <= limit)
+    return few | (listed.registers_needed(f, d) <= limit)
+
+
+def _four(f: Fields, p: Problem, d: Device) -> Any:
+    """Whether what four warpgroups begin with holds their accumulators."""
+    return (f.consumers < 3) | (f.warp_specialized == 0) | (accumulators(f, d) <= HELD_BY_FOUR)
+
+
+def _swapped(f: Fields, p: Problem, d: Device) -> Any:
+    """Whether swapped tiles are stored from registers, or by wgmma's warpgroups transposed into
+    shared memory: whole, or a block at a time of several."""
+    several = f.tile_m * tiles_at_once(f) // f.consumers > SWAPPED_BLOCK
+    staged = (not d.has_tmem) & (f.tile_n >= 16) & ((f.epilogue == TMA) | several)
+    return (f.swap == 0) | (f.epilogue == DIRECT) | staged
+
+
+def _unfinished(f: Fields, p: Problem, d: Device) -> Any:
+    """Whether steps may be left unfinished: by warps that do not load, fewer than stages."""
+    free = (not d.has_tmem) & (f.warp_specialized == 1) & (f.in_flight + 2 <= f.num_stages)
+    return (f.in_flight == 1) | free
+
+
+def _several(f: Fields, p: Problem, d: Device) -> Any:
+    """Whether a warpgroup has more than the 64 rows of one wgmma."""
+    rows = f.tile_m * tiles_at_once(f) // f.consumers
+    return (f.issue == "steps") | ((not d.has_tmem) & (rows > 64))
+
+
+RULES = (
+    rule(listed.SMALLER, "swap tile_n", _smaller),
+    rule(listed.ROWS, "tile_m tile_n consumers schedule", _rows),
+    rule(
+        listed.REGISTERS,
+        "swap tile_m tile_n consumers schedule epilogue warp_specialized persistent producer_regs",
+        _registers,
+    ),
+    rule(listed.SWAPPED, "swap tile_m tile_n consumers schedule epilogue", _swapped),
+    rule(
+        listed.SHARED,
+        "cta_group swap tile_m tile_n consumers schedule tile_k split_k epilogue num_stages "
+        "store_buffers",
+        lambda f, p, d: listed.smem_bytes(f, d) <= d.smem_per_block,
+    ),
+    rule(
+        "wgmma stages C in blocks of 16 columns",
+        "swap tile_n epilogue",
+        lambda f, p, d: d.has_tmem | (f.swap == 1) | (f.epilogue == DIRECT) | (f.tile_n % 16 == 0),
+    ),
+    rule(
+        "three warpgroups, or 192 rows, are for wgmma",
+        "tile_m consumers",
+        lambda f, p, d: (not d.has_tmem) | ((f.tile_m != 192) & (f.consumers < 3)),
+    ),
+    rule(
+        f"four warpgroups begin with 128 registers, which hold {HELD_BY_FOUR} accumulators",
+        "tile_m tile_n consumers schedule warp_specialized",
+        _four,
+    ),
+    rule(
+        "steps are left unfinished by warps that do not load, two fewer than there are stages",
+        "num_stages warp_specialized in_flight",
+        _unfinished,
+    ),
+    rule("the order of rows is for several", "tile_m consumers schedule issue", _several),
+    rule(
+        "a CTA pair's loads have no hints",
+        "cta_group hint_left hint_right",
+        lambda f, p, d: (
+            (f.cta_group == 1) | ((f.hint_left == HINTS[0]) & (f.hint_right == HINTS[0]))
+        ),
+    ),
+    rule(
+        "stores of C from registers have no hint",
+        "epilogue hint_c",
+        lambda f, p, d: (f.epilogue != DIRECT) | (f.hint_c == HINTS[0]),
+    ),
+    rule(
+        "buffers are counted where blocks of columns of tiles that are not swapped are staged",
+        "swap epilogue store_buffers",
+        lambda f, p, d: (
+            (f.store_buffers == BUFFERS[0]) | ((f.epilogue == TMA_BLOCKS) & (f.swap == 0))
+        ),
+    ),
+    rule(
+        "a grid is even where it is persistent",
+        "persistent grid",
+        lambda f, p, d: (f.grid == "full") | (f.persistent == 1),
+    ),
+)
+
+WIDE = Wide(DECISIONS, RULES, (listed.FEW_ROWS, listed.WALK))

@@ -1,0 +1,307 @@
+"""The tuning loop of one workload: gaps, moves, branches, champion, ablation, round by round.
+
+A round looks at how far a kernel is from its roofs, takes moves for the largest gaps, and measures
+branches: each fixes what its moves say and takes the rest from the kernel it starts at, or from the
+policy given what is fixed. The fastest right one is the champion; what its moves are worth is found
+by taking each back. A session is a function of its seed and of what it measured: with the same
+measurements it goes the same way, so that one that was killed is repeated from its records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.family import Choice, Strategy
+from ptxflow.env.relation import RelationSpace
+from ptxflow.env.space import EmptySpace
+from ptxflow.eval.bench.roofline import Floors
+from ptxflow.eval.tune.gaps import Gaps, Profile
+from ptxflow.eval.tune.knowledge import Experience, Outcome
+from ptxflow.eval.tune.moves import AXES, Move, applicable
+
+NEARBY = 1.15  # times the champion's: a kernel of the frontier that a round may start from
+SETTLED = 4  # kernels of the start that tell the noise
+QUIET = 12  # rounds in a row without a gain, after which the loop ends
+EFFECTIVE, INEFFECTIVE, NOT_IMPLEMENTED = "effective", "ineffective", "not implemented"
+
+#: codes of k distinct draws of the policy in a part of the space, by a seed
+Draws = Callable[[RelationSpace, int, int], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Microseconds of a kernel, infinite where it was refused or is wrong, which `why` says."""
+
+    us: float
+    why: str = ""
+
+    @property
+    def right(self) -> bool:
+        return math.isfinite(self.us)
+
+
+class Bench(Protocol):
+    """What measures: a GPU, or what stands for one."""
+
+    noise: float  # by what two measurements of one kernel differ, as a share
+
+    def times(self, strategies: Sequence[Strategy]) -> list[Timed]: ...
+
+    def settle(self, strategies: Sequence[Strategy]) -> None:
+        """Learn the noise from right kernels, measured again."""
+
+    def profile(self, strategy: Strategy) -> Profile | None:
+        """What counters say of a kernel that was right; None without them."""
+
+    def alike(self, ours: Strategy, other: Strategy) -> bool:
+        """Whether the machine code and the launches of two kernels are the same."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a session ends. `measurements` counts distinct strategies, those of the start too."""
+
+    rounds: int = 20
+    measurements: int = 64
+    moves: int = 3
+    branches: int = 4
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A strategy that a round tried: its moves, and whether the policy drew the rest."""
+
+    moves: tuple[str, ...]
+    drawn: bool
+    key: str
+    us: float
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What a move of the champion is worth: ln(time without / time with), and its class."""
+
+    move: str
+    gain: float | None
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Round:
+    """`start` and `champion` are keys; `end` says why no round follows, where that is so."""
+
+    number: int
+    start: str
+    gaps: Gaps
+    state: str
+    branches: tuple[Branch, ...] = ()
+    champion: str = ""
+    us: float = math.inf
+    attributions: tuple[Attribution, ...] = ()
+    measured: int = 0
+    end: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class Session:
+    """One workload's loop; iterate over `rounds()`."""
+
+    space: RelationSpace
+    floors: Floors
+    bench: Bench
+    draws: Draws
+    experience: Experience = field(default_factory=Experience)
+    limits: Limits = Limits()
+    seed: int = 0
+    measured: dict[Strategy, Timed] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    _tried: set[tuple[Strategy, str]] = field(default_factory=set)
+    _begun: set[Strategy] = field(default_factory=set)
+    _last: str = ""  # the move that made the champion
+
+    @property
+    def frontier(self) -> list[Strategy]:
+        """What was right, the fastest first: the champion and what later rounds may start from."""
+        right = [s for s, t in self.measured.items() if t.right]
+        return sorted(right, key=lambda s: self.measured[s].us)
+
+    def rounds(self, starts: Sequence[Strategy]) -> Iterator[Round]:
+        """A round each as it ends; ValueError where no start is right."""
+        self._measure(starts)
+        if not self.frontier:
+            whys = sorted({t.why for t in self.measured.values()})
+            raise ValueError(f"none of {len(starts)} kernels to start from is right: {whys[0]}")
+        self.bench.settle(self.frontier[:SETTLED])
+        quiet = 0
+        for number in range(1, self.limits.rounds + 1):
+            champion = self.frontier[0]
+            start = self._start(champion) if quiet % 2 else champion
+            before = self.measured[champion].us
+            made = self._round(number, start)
+            quiet = quiet + 1 if made.us > before * (1 - self.bench.noise) else 0
+            if not made.end and quiet == QUIET:
+                made = Round(**{**vars(made), "end": f"{QUIET} rounds gained nothing"})
+            yield made
+            if made.end:
+                return
+
+    def _start(self, champion: Strategy) -> Strategy:
+        """After a round without gain, every other time: the best that no round began from."""
+        limit = NEARBY * self.measured[champion].us
+        others = (s for s in self.frontier if s not in self._begun)
+        return next((s for s in others if self.measured[s].us <= limit), champion)
+
+    def _round(self, number: int, start: Strategy) -> Round:
+        self._begun.add(start)
+        before = self.measured[start].us
+        gaps = Gaps.of(self.floors, before, self.bench.profile(start))
+        state = gaps.state(self.space.family.name, self.space.problem.intensity)
+        champion = self.frontier[0]
+        end = "near peak" if gaps.near_peak and start == champion else ""
+        rng = np.random.default_rng([self.seed, number])
+        moves = [] if end else self.chosen(start, gaps, state, rng)
+        planned = self.branches(start, moves, rng)
+        planned = planned[: self.limits.measurements - len(self.measured)]
+        end = end or ("" if planned else "no move is left" if not moves else "budget spent")
+        self._measure([strategy for _, _, strategy in planned])
+        made = tuple(
+            Branch(tuple(m.name for m in of), drawn, s.key, self.measured[s].us,
+                   self.measured[s].why)
+            for of, drawn, s in planned
+        )  # fmt: skip
+        for of, drawn, s in planned:
+            if len(of) == 1 and not drawn and self.measured[s].right:
+                self._learn(state, of[0], math.log(before / self.measured[s].us))
+        best = self.frontier[0]
+        attributions: list[Attribution] = []
+        if best != champion:
+            of, drawn, _ = next(p for p in planned if p[2] == best)
+            attributions = [self._attribution(start, best, m, state, len(of)) for m in of]
+            self._last = of[0].name
+        return Round(
+            number, start.key, gaps, state, made, best.key, self.measured[best].us,
+            tuple(attributions), len(self.measured), end,
+        )  # fmt: skip
+
+    def chosen(
+        self, start: Strategy, gaps: Gaps, state: str, rng: np.random.Generator
+    ) -> list[Move]:
+        """The round's moves: those of an axis by what is expected of them, drawn from how sure that
+        is; none twice from one kernel, none that leaves no strategy."""
+        ranked: dict[str, list[Move]] = {}
+        for axis in AXES:
+            rows = []
+            for move in applicable(self.space.family, start, axis):
+                expected = self.experience.of(state, move)
+                rows.append((rng.normal(expected.mean, expected.spread), move))
+            rows.sort(key=lambda row: -row[0])
+            ranked[axis] = [m for _, m in rows if (start, m.name) not in self._tried
+                            and self._given(m.fixed(self.space.family, start))]  # fmt: skip
+        budget = gaps.budget(self.limits.moves, {a: len(ms) for a, ms in ranked.items()})
+        found = [m for axis in gaps.by_axis for m in ranked[axis][: budget[axis]]]
+        self._tried |= {(start, m.name) for m in found}
+        return found
+
+    def branches(
+        self, start: Strategy, moves: Sequence[Move], rng: np.random.Generator
+    ) -> list[tuple[tuple[Move, ...], bool, Strategy]]:
+        """New strategies, at most `limits.branches`: each move with the rest as at the start, all
+        moves together, then moves with the rest drawn by the policy."""
+        found: dict[Strategy, tuple[tuple[Move, ...], bool]] = {}
+        singles = [(m,) for m in moves]
+        together = [tuple(moves)] if len(moves) > 1 else []
+        plans = [(of, False) for of in singles + together] + [
+            (of, True) for of in together + singles
+        ]
+        for of, drawn in plans * 2:
+            if len(found) == self.limits.branches:
+                break
+            fixed = merged(of, self.space, start)
+            keep = {} if drawn or not fixed else self._kept(start, fixed)
+            part = self._given({**keep, **fixed}) if fixed and (drawn or keep) else None
+            if part is None:
+                continue
+            codes = self.draws(part, 4, int(rng.integers(2**31)))
+            new = (self.space.strategy(int(c)) for c in codes)
+            fresh = next((s for s in new if s not in self.measured and s not in found), None)
+            if fresh is not None:
+                found[fresh] = of, drawn
+        return [(of, drawn, s) for s, (of, drawn) in found.items()]
+
+    def _kept(
+        self, start: Strategy, fixed: Mapping[str, Sequence[Choice]]
+    ) -> dict[str, Sequence[Choice]]:
+        """As many of the start's other choices as go with what is fixed, in the order of decisions;
+        a move that needs another change beside it finds one."""
+        keep: dict[str, Sequence[Choice]] = {}
+        held = self.space.family.choices(start)
+        for decision in self.space.decisions:
+            if decision.name not in fixed:
+                tried = {**fixed, **keep, decision.name: (held[decision.name],)}
+                if self._given(tried):
+                    keep[decision.name] = tried[decision.name]
+        return keep
+
+    def _given(self, fixed: Mapping[str, Sequence[Choice]]) -> RelationSpace | None:
+        if not fixed:
+            return None
+        try:
+            return self.space.given(fixed)
+        except EmptySpace:
+            return None
+
+    def _attribution(
+        self, start: Strategy, best: Strategy, move: Move, state: str, moves: int
+    ) -> Attribution:
+        """The champion without the move: its decisions as they were where the round began."""
+        family = self.space.family
+        before = family.choices(start)
+        back = {name: before[name] for name in move.changes}
+        without = family.strategy({**family.choices(best), **back})
+        legal = not family.refusals(self.space.problem, without, self.space.device)
+        room = without in self.measured or len(self.measured) < self.limits.measurements
+        if not (legal and room):
+            return Attribution(
+                move.name, None, "not valid without it" if not legal else "no budget"
+            )
+        (timed,) = self._measure([without])
+        if not timed.right:
+            return Attribution(move.name, None, f"without it: {timed.why}")
+        gain = math.log(timed.us / self.measured[best].us)
+        if self.bench.alike(best, without):
+            return Attribution(move.name, gain, NOT_IMPLEMENTED)
+        if moves > 1 or without != start:
+            self._learn(state, move, gain)
+        return Attribution(move.name, gain, EFFECTIVE if gain > self.bench.noise else INEFFECTIVE)
+
+    def _learn(self, state: str, move: Move, gain: float) -> None:
+        self.outcomes.append(Outcome(state, move.name, gain, self._last))
+
+    def _measure(self, strategies: Sequence[Strategy]) -> list[Timed]:
+        new = [s for s in dict.fromkeys(strategies) if s not in self.measured]
+        self.measured.update(zip(new, self.bench.times(new), strict=True))
+        return [self.measured[s] for s in strategies]
+
+
+def merged(
+    moves: Sequence[Move], space: RelationSpace, start: Strategy
+) -> dict[str, tuple[Choice, ...]]:
+    """What several moves fix together; empty where two of them contradict."""
+    fixed: dict[str, tuple[Choice, ...]] = {}
+    for move in moves:
+        for name, choices in move.fixed(space.family, start).items():
+            both = tuple(c for c in fixed.get(name, choices) if c in choices)
+            if not both:
+                return {}
+            fixed[name] = both
+    return fixed

@@ -1,0 +1,68 @@
+"""The wide space of a family holds the listed one, whose strategies keep their names and keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ptxflow.compiler.device import B200, H200, Device
+from ptxflow.compiler.family import Decision, Wide, rule
+from ptxflow.compiler.kernels.gemm import GEMM
+from ptxflow.env.relation import relate
+from ptxflow.env.space import decision_digest, enumerate_space
+from tests.builders import gemm_problem
+
+
+@pytest.mark.parametrize("device", [H200, B200])
+@pytest.mark.parametrize("m", [17, 1063])
+def test_listed_strategies_are_in_the_wide_space_under_their_keys(m: int, device: Device) -> None:
+    problem, rng = gemm_problem(m, 4096, 4096), np.random.default_rng(m)
+    listed = enumerate_space(GEMM, problem, device)
+    wide = relate(GEMM.wide, problem, device)
+    for code in listed.sample_uniform(50, rng):
+        strategy = listed.strategy(int(code))
+        assert wide.strategy(wide.code(strategy)) == strategy
+    old = {d.name: d.choices for d in GEMM.decisions}
+    as_listed = wide.given(old | {n: (c,) for n, c in GEMM.wide.implied.items()})
+    assert len(listed) <= len(as_listed) < len(wide)
+
+
+def test_a_billion_strategies_of_which_none_names_what_is_implied() -> None:
+    wide = relate(GEMM.wide, gemm_problem(1063, 4096, 4096), H200)
+    assert len(wide) > 10**9
+    implied = GEMM.wide.implied.items()
+    for code in wide.sample_uniform(200, np.random.default_rng(0)):
+        strategy = wide.strategy(int(code))
+        assert not set(strategy.choices) & set(implied)
+        assert wide.code(strategy) == code
+
+
+def test_other_decisions_have_another_digest_and_no_wider_space() -> None:
+    assert decision_digest(GEMM.wide) != decision_digest(GEMM)
+    assert GEMM.wide.wide is GEMM.wide
+    assert set(GEMM.more.lifted) <= {r.sentence for r in GEMM.rules}
+
+
+def test_unknown_decisions_and_choices_are_refused() -> None:
+    wide = relate(GEMM.wide, gemm_problem(1063, 4096, 4096), H200)
+    strategy = wide.strategy(wide.code(_some(wide)))
+    with pytest.raises(KeyError, match="gemm has no decisions \\['abacus'\\]"):
+        GEMM.wide.choices(replace(strategy, choices=(*strategy.choices, ("abacus", 1))))
+    assert any(
+        said.startswith("tile_n must be one of")
+        for said in GEMM.wide.refusals(wide.problem, strategy.replace(tile_n=7), H200)
+    )
+
+
+def _some(wide):  # type: ignore[no-untyped-def]
+    return wide.strategy(int(wide.sample_uniform(1, np.random.default_rng(1))[0]))
+
+
+def test_a_rule_that_hides_an_implied_decision_is_refused() -> None:
+    """It would be judged as if the decision were not there."""
+    hides = rule("looks twice", "swap", lambda f, p, d: f.get("twice", 0) <= f.swap)
+    family = replace(GEMM, more=Wide((Decision("twice", (0, 1), "of a test"),), (hides,)))
+    with pytest.raises(ValueError, match="'looks twice' reads what it does not declare"):
+        relate(family.wide, gemm_problem(17, 4096, 4096), H200)
