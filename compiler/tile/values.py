@@ -67,7 +67,7 @@ def repeat(
 
 
 def where(condition: UOp | None) -> trace:
-    """What is emitted inside runs where the warp-uniform condition holds, or where there is none."""
+    """What is emitted inside runs where the warp-uniform condition holds; None: always."""
     return trace(lambda body: body if condition is None else when(condition, body))
 
 
