@@ -87,6 +87,13 @@ def what_is_sampled(parser: Parser) -> None:
     )
     add("--members", type=int, metavar="N", help="kernels of a library at most (default: 8)")
     add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
+    add(
+        "--space",
+        choices=("listed", "wide"),
+        default="listed",
+        help="which strategies there are: those that the policy draws from (default), or those "
+        "with finer decisions, where the family has some, of which the model takes its best",
+    )
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
     add(
         "--from",
@@ -168,6 +175,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--jobs must be positive, not {args.jobs}")
     if args.sharpness is not None and args.source == "reward":
         parser.error("--sharpness is of the policy's draws, and --from reward has none")
+    if args.space == "wide" and (args.library or args.source == "policy" or args.sharpness):
+        parser.error("no policy draws of --space wide, nor is a --library made of it")
     if args.sharpness is not None and not 0 <= args.sharpness < float("inf"):
         parser.error(f"--sharpness must be a number of at least 0, not {args.sharpness}")
     if args.stop_at is not None and not 0 < args.stop_at <= 1:
@@ -192,6 +201,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> int:
     from ptxflow.compiler.backend import ptxas
     from ptxflow.env.tasks.arguments import (
+        UsageError,
         find_device,
         find_family,
         find_problem,
@@ -214,7 +224,9 @@ def run(args: argparse.Namespace) -> int:
     gpu = choose_gpu(args.measure, device.name)
     ptxas.executable()
     out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")
-    space = find_whole_space(family, problem, device)
+    if args.space == "wide" and family.wide is family:
+        raise UsageError(f"--space wide: {family.name} has no wide space")
+    space = find_whole_space(family.wide if args.space == "wide" else family, problem, device)
     with OutputFolder(out, marker="summary.json") as folder:
         result = sample_kernels(args, definition, axes, space, gpu)
         write(result, definition, folder)
@@ -259,26 +271,47 @@ def sample_kernels(
     from ptxflow.env.relation import RelationSpace
     from ptxflow.eval.sample.pipeline import compile_and_rank
     from ptxflow.eval.sample.selection import REWARD, choose, reward_alone
-    from ptxflow.gfn.inference import POOL, SHARPNESS, load_policy, score, with_family
+    from ptxflow.gfn.inference import (
+        POOL,
+        SHARPNESS,
+        UNIFORM,
+        load_policy,
+        score,
+        uniform,
+        with_family,
+    )
 
+    wide = args.space == "wide"
     checkpoint = args.checkpoint or default_checkpoint(space.device.name)
     sharpness = SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
     policy, source = load_policy(checkpoint), args.source
-    if not policy.knows(space.family.name):
+    if wide:
+        source = REWARD
+    elif not policy.knows(space.family.name):
         print(reward_alone(checkpoint, space.family.name, source), file=sys.stderr)
         policy, source = with_family(policy, space), REWARD
     most = max(args.k, POOL) if isinstance(space, RelationSpace) else args.k
-    pool = score(policy, space, most, args.seed, sharpness)
+    if wide and isinstance(space, RelationSpace):
+        pool = uniform(space, UNIFORM, args.seed)
+    else:
+        pool = score(policy, space, most, args.seed, sharpness)
     if isinstance(space, RelationSpace):
         print(
-            f"{len(space):,} strategies are valid: {len(pool.space)} draws of the policy are "
-            "scored, and the best is the best of these",
+            f"{len(space):,} strategies are valid: {len(pool.space)} "
+            f"{'uniform draws' if wide else 'draws of the policy'} are scored, and the best is the "
+            "best of these",
             file=sys.stderr,
         )
     chosen = choose(
-        policy.about, definition, pool.space, pool.log_probs, pool.drawn, args.k, source
+        {} if wide else policy.about,
+        definition,
+        pool.space,
+        pool.log_probs,
+        pool.drawn,
+        args.k,
+        source,
     )
     for remark in chosen.remarks:
         print(remark, file=sys.stderr)

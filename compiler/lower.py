@@ -65,12 +65,15 @@ def launch_registers(threads: int) -> int:
     return 65536 // threads // 8 * 8
 
 
-def finish(info: KernelInfo, *body: Body, drained: bool = False, meet: bool = True) -> UOp:
+def finish(
+    info: KernelInfo, *body: Body, drained: bool = False, meet: bool = True, first: Body = ()
+) -> UOp:
     """The kernel with its derived prologue and teardown; `body` is roles, and barriers between.
 
     `drained`: when its roles end, warp 0 has seen every access to TMEM complete, so that a single
     CTA needs no barrier before it frees TMEM. `meet`: the CTAs of a cluster end together; not
-    needed where each has seen all that others do to it. The validator checks both.
+    needed where each has seen all that others do to it. The validator checks both. `first` comes
+    before barriers are there.
     """
     meet = meet and info.cluster > 1
     plan = layout(info)
@@ -84,7 +87,12 @@ def finish(info: KernelInfo, *body: Body, drained: bool = False, meet: bool = Tr
         before = _prologue(info, [])
         after = _cluster_sync(release=True) if meet else []
     threads = 32 * info.warps
-    return kernel(info, before, [_with_registers(s, threads) for s in flatten(body)], after)
+    return kernel(
+        info,
+        [*flatten([first]), *before],
+        [_with_registers(s, threads) for s in flatten(body)],
+        after,
+    )
 
 
 def _cluster_sync(release: bool = False) -> list[UOp]:

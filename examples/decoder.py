@@ -61,7 +61,8 @@ class Model:
         weights = dict(zip(("qkv", "o", "gate_up", "down"), s.products, strict=False))
         self.shape, self.layers = shape, [
             {"norm": 1 + normal(h, scale=0.1), "mlp_norm": 1 + normal(h, scale=0.1),
-             "cache": normal(2, batch * context, s.kv_heads, s.dim),
+             "k_cache": normal(batch * context, s.kv_heads, s.dim),
+             "v_cache": normal(batch * context, s.kv_heads, s.dim),
              **{name: normal(n, k, scale=k**-0.5) for name, (n, k) in weights.items()}}
             for _ in range(layers)
         ]  # fmt: skip
@@ -72,14 +73,14 @@ class Model:
             "indptr": each * pages, "indices": order, "sequence": each[:-1],
             "position": torch.full_like(each[:-1], context - 1),
             "last_len": torch.full_like(each[:-1], PAGE),
+            "slot": order.view(batch, pages)[:, -1].long() * PAGE + PAGE - 1,
         }  # fmt: skip
-        slot = order.view(batch, pages)[:, -1].long() * PAGE + PAGE - 1
-        self.index["slots"] = torch.cat([slot, slot + batch * context])  # of keys, and of values
 
     def caches(self, layer: int) -> list[Tensor]:
         """Keys and values of a layer, [pages, page size, heads, dim]."""
         s = self.shape
-        return [c.view(-1, PAGE, s.kv_heads, s.dim) for c in self.layers[layer]["cache"]]
+        both = (self.layers[layer][name] for name in ("k_cache", "v_cache"))
+        return [cache.view(-1, PAGE, s.kv_heads, s.dim) for cache in both]
 
 
 class Torch:
@@ -176,8 +177,9 @@ class Ptxflow(Torch):
         return self.normed(x, weight)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
-        i, cache = self.model.index, self.model.layers[layer]["cache"]
-        cache.flatten(0, 1).index_copy_(0, i["slots"], torch.cat([k, v]))
+        i = self.model.index
+        for name, new in (("k_cache", k), ("v_cache", v)):  # graph inputs, so written in place
+            self.model.layers[layer][name].index_copy_(0, i["slot"], new)
         return self.attended(q.contiguous(), *self.model.caches(layer), i["indptr"], i["indices"],
                              i["last_len"], self.scale)[0]  # fmt: skip
 

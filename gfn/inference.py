@@ -23,6 +23,7 @@ from ptxflow.gfn.walks import Diagrams, Forest, family_shape
 # Chosen by replay on brute-forced workloads: sharper draws lose less where a policy is right, more
 # where it errs, and the best of 8 on workloads that were not trained was best near 2
 SHARPNESS = 2.0
+UNIFORM = 20_000  # draws of a wide space, which a model scores in half a second
 POOL = 512  # draws that stand for a space that is not listed: 0.3 s
 
 
@@ -165,6 +166,15 @@ def score(
     order = np.argsort(codes)
     part = Space(space.family, space.problem, space.device, codes[order])
     return Pool(part, logs[order], np.argsort(order))
+
+
+def uniform(space: RelationSpace, k: int, seed: int) -> Pool:
+    """About k uniform draws of a wide space, for which no policy was trained; what strategies do
+    that do not say stays so, since no reward of today knows more of it."""
+    part = space.given({name: (choice,) for name, choice in space.family.implied.items()})
+    codes = np.unique(part.sample_uniform(k, np.random.default_rng(seed)))
+    listed = Space(space.family, space.problem, space.device, codes)
+    return Pool(listed, np.full(len(codes), -np.log(len(part))), np.zeros(0, np.int64))
 
 
 def draw_distinct(

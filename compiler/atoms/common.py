@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import UOp
 
@@ -115,35 +113,14 @@ _TMA_RULES = (
     Rule("a shared-memory box is a multiple of 128 bytes", lambda u: u.src[0].arg % 128 == 0),
 )
 _ISA_TMA = "9.7.9.27 cp.async.bulk.tensor"
-PRIORITIES = ("", "evict_first", "evict_last")  # of lines in L2; nothing: the usual
-_HINTED = (
-    *_TMA_RULES,
-    Rule("lines go first, last or as usual", lambda u: u.arg.attr("hint") in PRIORITIES),
-)
-
-
-class _Hinted(str):
-    """The text of a copy, whose lines have in L2 the priority of the attribute `hint`."""
-
-    def format_map(self, text: Mapping[str, str]) -> str:  # type: ignore[override]
-        line = super().format_map(text)
-        if not text["hint"]:
-            return line
-        head, operands = line.removesuffix(";").split(" [", 1)
-        policy = f"createpolicy.fractional.L2::{text['hint']}.b64 %rda, 1.0;"
-        return f"{policy}\n{head}.L2::cache_hint [{operands}, %rda;"
-
 
 instruction(
     "tma_load(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar) one -> tma_load",
-    _Hinted(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-        "[{dst}], [{map}, {{{c0}, {c1}}}], [{bar}];"
-    ),
+    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+    "[{dst}], [{map}, {{{c0}, {c1}}}], [{bar}];",
     _ISA_TMA,
     sass=("TMA tensor load",),
-    rules=_HINTED,
-    defaults=(("hint", ""),),
+    rules=_TMA_RULES,
 )
 instruction(
     "prefetch_map(map: map) one",
@@ -153,26 +130,19 @@ instruction(
 )
 instruction(
     "tma_load_multicast(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar) one -> tma_load",
-    _Hinted(
-        "mov.b16 %rh, {mask};\n"
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-        ".multicast::cluster [{dst}], [{map}, {{{c0}, {c1}}}], [{bar}], %rh;"
-    ),
+    "mov.b16 %rh, {mask};\n"
+    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    ".multicast::cluster [{dst}], [{map}, {{{c0}, {c1}}}], [{bar}], %rh;",
     _ISA_TMA + ", multicast: same offsets of data and barrier in every CTA of the mask",
     sass=("TMA tensor load multicast",),
-    rules=_HINTED,
-    defaults=(("hint", ""),),
+    rules=_TMA_RULES,
 )
 instruction(
     "tma_store(src: smem r async bulk, map: map, c0 c1: value, tile: global w async bulk) one",
-    _Hinted(
-        "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group "
-        "[{map}, {{{c0}, {c1}}}], [{src}];"
-    ),
+    "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [{map}, {{{c0}, {c1}}}], [{src}];",
     _ISA_TMA,
     sass=("TMA tensor store",),
-    rules=_HINTED,
-    defaults=(("hint", ""),),
+    rules=_TMA_RULES,
 )
 instruction(
     "bulk_commit() one orders -> commit",

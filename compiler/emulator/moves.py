@@ -38,14 +38,6 @@ def convert_address(line: Line) -> Step:
     return lambda w: write(w, a(w) + SHARED_BASE)
 
 
-@operation(r"createpolicy\.fractional\.L2::evict_(first|last|normal|unchanged)\.b64")
-def create_policy(line: Line) -> Step:
-    """What L2 does has no effect on values; what the register holds, the ISA does not say."""
-    line.count(2)
-    write = line.write(0, 64)
-    return lambda w: write(w, np.zeros(LANES, DTYPES[64]))
-
-
 def _passed(line: Line, index: int) -> Register | None:
     """The scalar of a call that the operand addresses."""
     operand = line.operand(index)

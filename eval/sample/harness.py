@@ -8,8 +8,9 @@ The harness (flashinfer-bench 0.1.2, on a GPU) runs them and writes traces, whic
 table has microseconds by its clock, the mean of calls on fresh clones, the host's time included.
 What a set has is not done again; `--report` only prints.
 
-Two things are not its defaults: MoE in float8 has the tolerances of FlashInfer's own test, and what
-samplers draw is counted at once, where it asks the device for each token.
+Three things are not its defaults: MoE in float8 has the tolerances of FlashInfer's own test; what
+samplers draw is counted at once, where it asks the device for each token; and of top_k and top_p
+together the second filters what the first leaves, renormalised, as definitions say.
 """
 
 from __future__ import annotations
@@ -99,10 +100,42 @@ def given(definition: Definition, row: Workload) -> dict[str, torch.Tensor]:
     if not names <= made.keys():
         made = make_inputs(definition, row.axes, SEED)
     made = {n: made[n].clamp(*LIMITS[n]) if n in LIMITS else made[n] for n in names}
+    if "block_table" in made:
+        made |= whole_scores(definition, made)
     if "sparse_indices" in made:  # a token without a key has an infinite lse
         lists = made["sparse_indices"]
         lists[:, 0] = torch.where((lists < 0).all(-1), 0, lists[:, 0])
     return made
+
+
+def whole_scores(
+    definition: Definition, made: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Inputs of the indexer whose scores are whole numbers that any order of additions finds, and
+    of which the best differ: the harness compares its answer entry by entry."""
+    constants, rng = definition.const_axes, torch.Generator().manual_seed(SEED)
+    heads, dim, size = (constants[n] for n in ("num_index_heads", "index_head_dim", "page_size"))
+    table, lengths = made["block_table"].long(), made["seq_lens"].tolist()
+    cache = made["k_index_cache_fp8"].clone()
+    shape = (len(cache), size, dim)
+    keys = torch.randint(-8, 9, shape, generator=rng).to(torch.float8_e4m3fn)
+    rows = cache.view(torch.uint8).flatten(1)
+    rows[:, : size * dim] = keys.view(torch.uint8).flatten(1)
+    rows[:, size * dim :] = torch.ones(len(cache), size).view(torch.uint8)
+    q = torch.randint(-1, 2, (len(table), heads, dim), generator=rng).float()
+    weights = torch.empty(len(table), heads)
+    for b, length in enumerate(lengths):
+        dots = keys[table[b, : -(-length // size)]].flatten(0, 1)[:length].float() @ q[b].T
+        best = torch.zeros(2)
+        while len(best.unique()) < len(best):
+            weights[b] = torch.randint(1, 1 << 12, (heads,), generator=rng)
+            scores = dots.relu() @ weights[b]
+            best = scores.topk(min(length, constants["topk"] + 1)).values
+    return {
+        "q_index_fp8": q.to(torch.float8_e4m3fn),
+        "k_index_cache_fp8": cache,
+        "weights": weights,
+    }
 
 
 def prepare(root: Path, library: Path, count: int) -> None:
@@ -146,10 +179,30 @@ def counted(runnable: Any, inputs: list[Any], device: str, definition: Any, num_
     return total.view(batch, vocabulary).float() / (trials * repeats)
 
 
-def worker(*args: Any) -> None:
-    """The harness's worker process, with `counted` in it."""
+def renormalised(plain: Any) -> Any:
+    """The harness's function that says which tokens may be drawn [batch, vocabulary], of which
+    `plain` applies both filters to the whole distribution."""
+
+    def mask(probs: Any, method: str, params: Mapping[str, Any], eps: float = 5e-2) -> Any:
+        if method != "top_k_top_p":
+            return plain(probs, method, params, eps)
+        kept = plain(probs, "top_k", params, eps)
+        left = probs * kept
+        return kept & plain(left / left.sum(-1, keepdim=True), "top_p", params, eps)
+
+    return mask
+
+
+def corrected() -> None:
+    """Put `counted` and `renormalised` into the harness's evaluator of samplers."""
     sampling: Any = importlib.import_module(f"{BENCH}.evaluators.sampling")
     sampling._sample_token_distributions = counted
+    sampling._compute_valid_sampling_mask = renormalised(sampling._compute_valid_sampling_mask)
+
+
+def worker(*args: Any) -> None:
+    """The harness's worker process, with its samplers' evaluator `corrected`."""
+    corrected()
     importlib.import_module(f"{BENCH}.runner.persistent_runner")._persistent_worker_main(*args)
 
 
@@ -163,6 +216,7 @@ def run(root: Path, definitions: Sequence[str], trials: int, seconds: int) -> No
         raise BadInput(f"flashinfer-bench 0.1.2 is not installed: {error}") from None
     if not torch.cuda.is_available():
         raise BadInput("the set is made, and the harness runs on a GPU only: there is none")
+    corrected()  # expectations are of this process
     runner._persistent_worker_main = worker  # of new processes, which import it by its name
     held = data.TraceSet.from_path(str(root))
     held.definitions = {name: held.definitions[name] for name in definitions}  # in this order

@@ -163,7 +163,7 @@ def _beside(run: Run) -> str:
 def _with_decisions(rows: Sequence[list[str]], run: Run) -> Sequence[list[str]]:
     """The rows with the decisions in which the samples differ, as many as the width allows."""
     for decision in run.family.decisions:
-        cells = [str(_choice(sample, decision.name)) for sample in run.samples]
+        cells = [str(_choice(run, sample, decision.name)) for sample in run.samples]
         wider = [[*row, cell] for row, cell in zip(rows, [decision.name, *cells], strict=True)]
         if len(set(cells)) > 1 and len(align(wider).partition("\n")[0]) <= TABLE_WIDTH:
             rows = wider
@@ -185,8 +185,8 @@ def _to_eager(record: Record, us: float) -> float | None:
     return min(found) / us if found else None
 
 
-def _choice(sample: Sample, name: str) -> Any:
-    return getattr(sample.kernel.strategy, name)
+def _choice(run: Run, sample: Sample, name: str) -> Any:
+    return run.family.choices(sample.kernel.strategy)[name]
 
 
 def summary_markdown(run: Run) -> str:
@@ -257,7 +257,7 @@ def _validated(sample: Sample) -> list[str]:
 
 
 def _strategy_rows(run: Run, sample: Sample) -> str:
-    rows = [(d.name, _choice(sample, d.name), d.doc) for d in run.family.decisions]
+    rows = [(d.name, _choice(run, sample, d.name), d.doc) for d in run.family.decisions]
     return _markdown_table(("decision", "choice", "meaning"), rows)
 
 

@@ -11,29 +11,28 @@ from ptxflow.eval.verify.emulation import run_emulation
 from tests.families.gemm import problem, strategy
 
 HOPPER = {
-    "swapped, staged whole, odd eights": {"swap": 1, "tile_n": 72, "hint_right": "evict_last"},
-    "swapped, staged by blocks, one buffer": {
+    "swapped, staged whole, odd eights": {"swap": 1, "tile_n": 72},
+    "swapped, staged by blocks, one buffer, walked by columns": {
         "swap": 1, "tile_m": 256, "tile_n": 24, "epilogue": "tma_blocks", "tile_k": 32,
-        "raster_group": 2,
+        "raster_group": 2, "walk": "columns",
     },
     "swapped, staged, turns": {"swap": 1, "tile_n": 16, "tile_m": 64, "schedule": "pingpong"},
     "three warpgroups, four buffers of 16 columns": {
         "tile_m": 192, "tile_n": 80, "consumers": 3, "epilogue": "tma_blocks", "tile_k": 32,
-        "store_buffers": 4, "hint_c": "evict_first",
+        "store_buffers": 4,
     },
-    "none in flight, apart along K, hints of multicasts": {
-        "in_flight": 0, "k_order": "rotated", "cluster": "2x1", "hint_left": "evict_first",
-        "tile_k": 32,
+    "none in flight, apart along K, multicast": {
+        "in_flight": 0, "apart": 4, "ask_maps": 1, "cluster": "2x1", "tile_k": 32,
     },
-    "two in flight, row by row, four CTAs along M": {
-        "in_flight": 2, "num_stages": 4, "issue": "rows", "tile_m": 256, "tile_n": 64,
-        "cluster": "4x1", "tile_k": 32, "grid": "even", "raster_group": 3,
+    "row by row, even": {
+        "issue": "rows", "tile_m": 256, "tile_n": 64, "tile_k": 32, "grid": "even",
+        "raster_group": 3, "walk": "columns",
     },
 }  # fmt: skip
 BLACKWELL = {
-    "hints, apart along K, one buffer": {
-        "hint_left": "evict_last", "hint_right": "evict_first", "k_order": "rotated",
-        "epilogue": "tma_blocks", "tile_n": 208, "store_buffers": 1, "tile_k": 32, "consumers": 1,
+    "apart along K, one buffer": {
+        "apart": 1, "ask_maps": 1, "epilogue": "tma_blocks", "tile_n": 208, "store_buffers": 1,
+        "tile_k": 32, "consumers": 1,
     },
 }  # fmt: skip
 CASES = [

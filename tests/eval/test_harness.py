@@ -19,6 +19,7 @@ from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.workload import Workload, workloads
 from ptxflow.eval.bench.baselines.baseline import Given, Unsupported
 from ptxflow.eval.bench.baselines.registry import makers_of
+from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.references import sampling
 from ptxflow.eval.bench.session import unpack
 from ptxflow.eval.bench.trace_set import Evaluation, Trace, read_traces, write_traces
@@ -226,8 +227,10 @@ def test_what_is_missing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_committed_page_is_what_its_traces_say(capsys: pytest.CaptureFixture[str]) -> None:
     page = Path(__file__).parents[2] / "eval" / "results" / "harness-h200.md"
-    assert harness.main([str(page.with_suffix(".jsonl.xz")), "--report"]) == 0
-    assert page.read_text(encoding="utf-8").endswith(capsys.readouterr().out)
+    code = harness.main([str(page.with_suffix(".jsonl.xz")), "--report"])
+    said = page.read_text(encoding="utf-8")
+    assert said.endswith(capsys.readouterr().out) and code == ("did not pass:" in said)
+    assert said.endswith(f"of {len(names())} definitions\n")
 
 
 def test_traces_that_were_cut_off_are_one_line(
@@ -238,3 +241,31 @@ def test_traces_that_were_cut_off_are_one_line(
     cut.write_bytes(whole.read_bytes()[:4000])
     assert harness.main([str(cut), "--report"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_indexer_is_asked_for_scores_that_any_order_of_additions_finds() -> None:
+    definition = load("dsa_topk_indexer_fp8_h64_d128_topk256_ps64")
+    made = make_inputs(definition, {"batch_size": 3, "max_num_pages": 6, "num_pages": 9}, 1)
+    given = made | harness.whole_scores(definition, made)
+    flipped = given | {n: given[n].flip(1) for n in ("weights",)}
+    flipped["q_index_fp8"] = (
+        given["q_index_fp8"].view(torch.uint8).flip(1).view(torch.float8_e4m3fn)
+    )
+    run = reference(definition)
+    first, second = (run(*(g[n] for n in definition.inputs)) for g in (given, flipped))
+    assert torch.equal(first, second) and (first >= 0).any()
+
+
+def test_the_second_filter_is_of_what_the_first_leaves() -> None:
+    def plain(probs: Any, method: str, params: Any, eps: float) -> Any:
+        order = probs.sort(-1, descending=True)
+        among = order.values.cumsum(-1) <= params["top_p"][:, None] + eps
+        kept = torch.arange(probs.shape[-1]) < params["top_k"][:, None]
+        chosen = {"top_k": kept, "top_p": among, "top_k_top_p": kept & among}[method]
+        return torch.zeros_like(chosen).scatter(-1, order.indices, chosen)
+
+    probs = torch.tensor([[0.3, 0.2, 0.1, 0.4], [0.4, 0.3, 0.2, 0.1]])
+    params = {"top_k": torch.tensor([2, 3]), "top_p": torch.tensor([0.6, 0.8])}
+    mask = harness.renormalised(plain)
+    assert mask(probs, "top_k_top_p", params, 0.0).int().tolist() == [[0, 0, 0, 1], [1, 1, 0, 0]]
+    assert mask(probs, "top_k", params, 0.0).int().tolist() == [[1, 0, 0, 1], [1, 1, 1, 0]]

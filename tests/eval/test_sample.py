@@ -163,6 +163,22 @@ def test_a_space_that_is_not_listed_is_walked(
 
 
 @pytest.mark.usefixtures("built")
+@pytest.mark.usefixtures("built")
+def test_the_models_best_of_uniform_draws_of_a_wide_space(
+    checkpoint: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """Of some 20,000 that do not name what is implied; strategies that a listed space has not."""
+    assert call(checkpoint, tmp_path / "out", "--space", "wide", "--axes", "M=1063") == 0
+    assert "uniform draws are scored" in capsys.readouterr().err
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    chosen = [k["choices"] for k in summary["kernels"]]
+    listed = space_at(NAME, {"M": 1063}).family
+    assert all(c.keys() == {d.name for d in listed.decisions} for c in chosen)
+    assert any(c["tile_n"] % 16 for c in chosen)
+    argv = ("--definition", "rmsnorm_h4096", "--axes", "batch_size=17", "--space", "wide")
+    assert "--space wide: rmsnorm has no wide space" in refused(sample.main, capsys, *argv)
+
+
 def test_what_is_more_than_there_is_is_told(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

@@ -85,6 +85,7 @@ class Kernel:
         )
         # after the last read, one warpgroup that stages C meets, and so does a cluster that sums
         ends = {"drained": t.split or (t.staged and s.consumers == 1), "meet": t.pair}
+        first = t.ask_maps(self.warps - 1)
         regs = int(consumer_regs(s.fields()))
         if not s.warp_specialized:
             alone = elect(WARP.eq(0), t.each_tile("i", self.load_and_issue), t.drain(self.ring))
@@ -92,6 +93,7 @@ class Kernel:
                 info,
                 role(Role("epilogue", 0, self.warps), alone, epilogue),
                 *after,
+                first=first,
                 **ends,
             )
         load = elect(WARP.eq(self.warps), t.each_tile("p", self.produce), t.drain(self.ring))
@@ -102,6 +104,7 @@ class Kernel:
             role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
             role(Role("control", self.warps, 4, regs=s.producer_regs), load, issue),
             *after,
+            first=first,
             **ends,
         )
 

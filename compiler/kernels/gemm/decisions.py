@@ -21,15 +21,13 @@ ELEMENT = 2  # bytes of a float16 or bfloat16
 MAX_TILE_WASTE = 2  # a tile may be at most this much larger than the padded problem
 MAX_ACCUMULATORS = 192  # of a thread: a full warpgroup of registers leaves room for no more
 BARRIER_BYTES = 1024  # mbarriers and the TMEM slot live in one KiB ahead of the tiles
-HINTS = ("usual", "evict_first", "evict_last")  # priorities of lines in L2
 BUFFERS = (2, 1, 4)
 SWAPPED_BLOCK = 64  # columns of C that a warpgroup stages of a swapped tile
 NARROW = 32  # columns: tiles with fewer are for swapped operands
 SWAP_ROWS = 512  # of C at most, where swapped operands are offered
 DIRECT, TMA, TMA_BLOCKS = "direct", "tma", "tma_blocks"
 COOPERATIVE, PINGPONG = "cooperative", "pingpong"
-CLUSTERS = {"1x1": (1, 1), "2x1": (2, 1), "1x2": (1, 2), "4x1": (4, 1), "1x4": (1, 4)}
-LISTED_CLUSTERS = ("1x1", "2x1", "1x2")
+CLUSTERS = {"1x1": (1, 1), "2x1": (2, 1), "1x2": (1, 2)}
 TILE_N = (8, 16, 32, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
 # sentences of rules that the wide space has otherwise, or not at all
@@ -39,6 +37,7 @@ SMALLER = "a smaller tile_n would cover its side of the problem"
 ROWS = f"a wgmma warpgroup needs 64 rows, and {MAX_ACCUMULATORS} registers at most to accumulate"
 REGISTERS = "accumulators, epilogue and addresses exceed the registers of a consumer thread"
 SWAPPED = "swapped operands leave C transposed in registers, from where it is written"
+GROUPS = "a smaller group of tile rows would hold them all"
 WALK = "swapped tiles walk along the tokens"
 
 DECISIONS = (
@@ -53,7 +52,7 @@ DECISIONS = (
         "wgmma warpgroups share each tile, or take turns: one stores while the other multiplies",
     ),
     Decision("tile_k", (32, 64, 128), "elements of K in one pipeline stage"),
-    Decision("cluster", LISTED_CLUSTERS, "CTAs along tile_m x tile_n; operands multicast"),
+    Decision("cluster", tuple(CLUSTERS), "CTAs along tile_m x tile_n; operands multicast"),
     Decision("split_k", (1, 2, 3, 4, 6, 8), "CTAs of a cluster that share the K loop of a tile"),
     Decision(
         "epilogue",
@@ -423,7 +422,7 @@ RULES = (
         lambda f, p, d: registers_needed(f, d) <= register_limit(f, d),
     ),
     rule(
-        "a smaller group of tile rows would hold them all",
+        GROUPS,
         "swap tile_m raster_group",
         lambda f, p, d: (
             (f.raster_group == 1) | (f.raster_group < 2 * -(-sides(f, p)[0] // f.tile_m))

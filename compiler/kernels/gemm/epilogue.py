@@ -91,7 +91,6 @@ class Store:
                     region(row, column, rows, columns),
                     box=(columns, rows),
                     element=ELEMENT,
-                    **self.t.hint("hint_c"),
                 )
             )
         return elect((WARP & 3).eq(0), *stores, at.bulk_commit())

@@ -79,7 +79,8 @@ class Kernel:
             chained=t.problem.chained if self.early else None,
         )
         ahead = [at.grid_launch_dependents()] if self.early else []
-        return finish(info, *ahead, *roles, *after, meet=False)
+        maps = t.ask_maps(self.warps - 1)
+        return finish(info, *ahead, *roles, *after, meet=False, first=maps)
 
     def _consumer_regs(self) -> int:
         return int(consumer_regs(self.s.fields()))
@@ -159,14 +160,12 @@ class Kernel:
             self.mma(self.ring.stage(use), k),
             at.wgmma_commit(),
             at.wgmma_wait(pending=flying),
-            self.after(flying, k, [self.release(use - flying), *self.refill(k, m0, n0)]),
+            when(const(0) < k, self.release(use - 1), self.refill(k, m0, n0))
+            if flying
+            else self.release(use),
         ]
-        tail: list[Body] = []
-        if self.s.persistent or self.t.multicast:
-            tail = [
-                self.after(i, self.t.k_trips - 1, [self.release(last - i)])
-                for i in reversed(range(flying))
-            ]
+        left = flying and (self.s.persistent or self.t.multicast)
+        tail = [self.release(last)] if left else []
         own = sequence if self.turns == 1 else sequence // self.turns
         return [
             self.fill(m0, n0),
@@ -177,10 +176,6 @@ class Kernel:
             *tail,
             self.epilogue(m0, n0, own),
         ]
-
-    def after(self, steps: int, k: UOp, body: list[UOp]) -> Body:
-        """From step k = `steps` on."""
-        return when(const(steps - 1) < k, body) if steps else body
 
     def take_turn(self, own: UOp) -> list[UOp]:
         """Where warpgroups alternate: the other one has seen all stages of the tile before.

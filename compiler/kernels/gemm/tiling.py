@@ -13,15 +13,25 @@ from functools import cached_property
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, UOp, Value, const, param, special, value, var
-from ptxflow.compiler.ir.statements import Body, loop
+from ptxflow.compiler.ir.nodes import (
+    CTA_RANK,
+    CTAID,
+    WARP,
+    UOp,
+    Value,
+    const,
+    param,
+    special,
+    value,
+    var,
+)
+from ptxflow.compiler.ir.statements import Body, elect, loop
 from ptxflow.compiler.ir.storage import global_tensor, slot, smem
 from ptxflow.compiler.kernels.gemm.decisions import (
     BUFFERS,
     CLUSTERS,
     DIRECT,
     ELEMENT,
-    HINTS,
     PINGPONG,
     SWAPPED_BLOCK,
     TMA,
@@ -182,6 +192,13 @@ class Tiling:
         tiles = self.tiles_m * self.tiles_n
         return (tiles + self.clusters - 1 - self.my_cluster) // self.clusters
 
+    def ask_maps(self, warp: int) -> list[UOp]:
+        """A thread of a warp asks for the tensor maps, before anything else."""
+        if not self.s.get("ask_maps", 0):
+            return []
+        maps = [at.prefetch_map(param(name)) for name, kind in self.params if kind == "map"]
+        return [elect(WARP.eq(warp), maps)]
+
     def drain(self, ring: Ring) -> list[UOp]:
         """Before a thread that loads ends: peers release stages of this CTA until then."""
         return [ring.drain(self.my_tiles * self.k_trips)] if self.multicast else []
@@ -191,6 +208,9 @@ class Tiling:
         across, down = (
             (self.tiles_m, self.tiles_n) if self.swapped else (self.tiles_n, self.tiles_m)
         )
+        turned = self.s.get("walk", "rows") == "columns"
+        if turned:
+            across, down = down, across
         if self.s.raster_group == 1:
             row, column = tile // across, tile % across
         else:
@@ -200,6 +220,8 @@ class Tiling:
             rows = (down - first).min(group)
             inside = tile % per_group
             row, column = first + inside % rows, inside // rows
+            if turned:
+                row, column = column, row
         rank_m = CTA_RANK if self.cluster[0] > 1 else const(0)
         rank_n = CTA_RANK if self.cluster[1] > 1 else const(0)
         m = (row * self.cluster[0] + rank_m) * self.s.tile_m
@@ -323,8 +345,7 @@ class Tiling:
                 value(row) + mine,
                 bar,
             )
-            hint = self.hint("hint_left" if name == self.left else "hint_right")
-            attrs = {"box": box, "element": ELEMENT // self.unit, **hint}
+            attrs = {"box": box, "element": ELEMENT // self.unit}
             if shares > 1:
                 out.append(at.tma_load_multicast(*operands, mask=(1 << shares) - 1, **attrs))
             elif self.pair:
@@ -334,15 +355,9 @@ class Tiling:
         return out
 
     def _in_order(self, k: UOp) -> UOp:
-        """The step of K that comes at k: clusters begin at the same one, or each one further on."""
-        if self.s.get("k_order", "same") == "same":
-            return k
-        return (k + self.my_cluster % self.k_trips) % self.k_trips
-
-    def hint(self, of: str) -> dict[str, str]:
-        """What a copy says of the lines it brings to L2."""
-        chosen = self.s.get(of, HINTS[0])
-        return {} if chosen == HINTS[0] else {"hint": str(chosen)}
+        """The step of K that comes at k: clusters begin at the same one, or some steps apart."""
+        apart = int(self.s.get("apart", 0))
+        return (k + self.my_cluster * apart % self.k_trips) % self.k_trips if apart else k
 
     # -- launch --------------------------------------------------------------------------------
 

@@ -15,9 +15,7 @@ from ptxflow.compiler.family import Decision, Fields, Problem, Wide, rule
 from ptxflow.compiler.kernels.gemm import decisions as listed
 from ptxflow.compiler.kernels.gemm.decisions import (
     BUFFERS,
-    CLUSTERS,
     DIRECT,
-    HINTS,
     SWAPPED_BLOCK,
     TILE_N,
     TMA,
@@ -27,6 +25,7 @@ from ptxflow.compiler.kernels.gemm.decisions import (
     tiles_at_once,
 )
 
+GROUPS = (*range(1, 17), *range(18, 33, 2))
 STEP = 8  # of tile_n
 ACCUMULATORS, BESIDE = 208, 32  # of a thread at most, and registers beside them
 HELD_BY_FOUR = 100  # accumulators with three consumers and a producer, as ptxas has it
@@ -35,19 +34,16 @@ DECISIONS = (
     Decision("tile_m", (64, 128, 192, 256), "extent of a CTA's tile along the M side of the MMA"),
     Decision("tile_n", tuple(range(STEP, 257, STEP)), "extent along its N side"),
     Decision("consumers", (1, 2, 3), "warpgroups: wgmma consumers on sm_90a, epilogue on sm_100a"),
-    Decision("tile_k", (32, 64, 128, 192, 256), "elements of K in one pipeline stage"),
-    Decision("cluster", tuple(CLUSTERS), "CTAs along tile_m x tile_n; operands multicast"),
     Decision("split_k", tuple(range(1, 9)), "CTAs of a cluster that share the K loop of a tile"),
     Decision("num_stages", tuple(range(2, 13)), "depth of the shared-memory ring"),
-    Decision("raster_group", (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), "rows of tiles walked together"),
-    Decision("in_flight", (1, 0, 2), "steps whose MMAs a warpgroup leaves unfinished (wgmma)"),
+    Decision("raster_group", GROUPS, "rows of tiles walked together"),
+    Decision("walk", ("rows", "columns"), "whose groups of tiles are walked together"),
+    Decision("in_flight", (1, 0), "steps whose MMAs a warpgroup leaves unfinished (wgmma)"),
     Decision("issue", ("steps", "rows"), "MMAs of a stage: along K for all rows, or row by row"),
-    Decision("hint_left", HINTS, "which lines leave L2 first: of the M side's operand"),
-    Decision("hint_right", HINTS, "of the N side's operand"),
-    Decision("hint_c", HINTS[:2], "of C, where it is staged"),
     Decision("promotion", (128, 256), "bytes that L2 fetches where it lacks a line of an operand"),
-    Decision("k_order", ("same", "rotated"), "where along K clusters begin: all alike, or apart"),
+    Decision("apart", (0, 1, 2, 4, 8), "steps of K between where clusters begin"),
     Decision("store_buffers", BUFFERS, "blocks of columns of C that a warpgroup stages at a time"),
+    Decision("ask_maps", (0, 1), "tensor maps are asked for before barriers are there"),
     Decision("grid", ("full", "even"), "persistent CTAs: one an SM, or as few as take no longer"),
 )
 
@@ -86,9 +82,17 @@ def _swapped(f: Fields, p: Problem, d: Device) -> Any:
 
 
 def _unfinished(f: Fields, p: Problem, d: Device) -> Any:
-    """Whether steps may be left unfinished: by warps that do not load, fewer than stages."""
-    free = (not d.has_tmem) & (f.warp_specialized == 1) & (f.in_flight + 2 <= f.num_stages)
-    return (f.in_flight == 1) | free
+    """Whether warps may finish every step: those of wgmma that do not load."""
+    return (f.in_flight == 1) | ((not d.has_tmem) & (f.warp_specialized == 1))
+
+
+def _walked(f: Fields, p: Problem, d: Device) -> Any:
+    """Whether half a group leaves tiles over, and only groups have a direction."""
+    side_m, side_n = sides(f, p)
+    tiles = np.where(f.walk == "rows", -(-side_m // f.tile_m), -(-side_n // f.tile_n))
+    return ((f.raster_group == 1) & (f.walk == "rows")) | (
+        (f.raster_group > 1) & (f.raster_group < 2 * tiles)
+    )
 
 
 def _several(f: Fields, p: Problem, d: Device) -> Any:
@@ -105,6 +109,7 @@ RULES = (
         "swap tile_m tile_n consumers schedule epilogue warp_specialized persistent producer_regs",
         _registers,
     ),
+    rule(listed.GROUPS, "swap tile_m tile_n raster_group walk", _walked),
     rule(listed.SWAPPED, "swap tile_m tile_n consumers schedule epilogue", _swapped),
     rule(
         listed.SHARED,
@@ -128,23 +133,11 @@ RULES = (
         _four,
     ),
     rule(
-        "steps are left unfinished by warps that do not load, two fewer than there are stages",
-        "num_stages warp_specialized in_flight",
+        "no step is left unfinished by warps of wgmma that do not load",
+        "warp_specialized in_flight",
         _unfinished,
     ),
     rule("the order of rows is for several", "tile_m consumers schedule issue", _several),
-    rule(
-        "a CTA pair's loads have no hints",
-        "cta_group hint_left hint_right",
-        lambda f, p, d: (
-            (f.cta_group == 1) | ((f.hint_left == HINTS[0]) & (f.hint_right == HINTS[0]))
-        ),
-    ),
-    rule(
-        "stores of C from registers have no hint",
-        "epilogue hint_c",
-        lambda f, p, d: (f.epilogue != DIRECT) | (f.hint_c == HINTS[0]),
-    ),
     rule(
         "buffers are counted where blocks of columns of tiles that are not swapped are staged",
         "swap epilogue store_buffers",
