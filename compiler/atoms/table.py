@@ -135,6 +135,12 @@ def all_atoms() -> tuple[Atom, ...]:
     return tuple(_ATOMS.values())
 
 
+def _node(operand: Value | Held) -> UOp:
+    if isinstance(operand, UOp):
+        return operand
+    return value(operand) if isinstance(operand, int) else operand.slot
+
+
 def add(row: Atom) -> Callable[..., UOp]:
     """Add a row and return its constructor: operands by position, attributes by keyword."""
     if row.name in _ATOMS:
@@ -146,8 +152,7 @@ def add(row: Atom) -> Callable[..., UOp]:
             names = ", ".join(n for n, _ in row.operands)
             raise TypeError(f"{row.name} takes ({names}), got {len(operands)} operands")
         use = Use(row.name, tuple(sorted({**dict(row.defaults), **attrs}.items())))
-        nodes = (value(o if isinstance(o, UOp | int) else o.slot) for o in operands)
-        return UOp(Op.ATOM, tuple(nodes), use, call_site())
+        return UOp(Op.ATOM, tuple(map(_node, operands)), use, call_site())
 
     build.__name__ = row.name
     CONSTRUCTORS[row.name] = build
