@@ -239,7 +239,7 @@ BUGS = {
     "moe: a list that nobody writes": _moe(stored("work", 1, all_of=False), "work", True),
     "rmsnorm: one buffer": _norm(one_buffer, r"st_shared\(parts", ctas_per_sm=2),
     "rmsnorm: a sum goes on": _norm(
-        added_behind_its_reader, "adds to sum, which was read already", 1024, residency="reread"
+        added_behind_its_reader, r"adds to \w+, which was read already", 1024, residency="reread"
     ),
     "rmsnorm: the output is constant": _norm(
         instead(0, "ld_global", 0, output_read_as_constant), "reads as constant what st_global",
