@@ -92,7 +92,8 @@ def what_is_sampled(parser: Parser) -> None:
         choices=("listed", "wide"),
         default="listed",
         help="which strategies there are: those that the policy draws from (default), or those "
-        "with finer decisions, where the family has some, of which the model takes its best",
+        "with finer decisions, where the family has some, of which the model takes its best; of a "
+        "--library, which is to be measured, those around the best listed ones, too",
     )
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
     add(
@@ -125,6 +126,13 @@ def how_it_is_ranked(parser: Parser) -> None:
         metavar="B",
         help="draw with the policy's probabilities to this power, renormalised: 1 samples its "
         "target exp(TFLOPS/T), more comes nearer to the top, 0 draws uniformly (default: 2)",
+    )
+    add(
+        "--temperature",
+        type=float,
+        metavar="TAU",
+        help="instead: draw in proportion to exp(TFLOPS/T), T this share of what is attainable; a "
+        "policy that was trained at many is told it, another one's draws are sharpened to it",
     )
     add("--seed", type=int, default=0, help="the same seed samples the same kernels (default: 0)")
     add(
@@ -175,8 +183,13 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--jobs must be positive, not {args.jobs}")
     if args.sharpness is not None and args.source == "reward":
         parser.error("--sharpness is of the policy's draws, and --from reward has none")
-    if args.space == "wide" and (args.library or args.source == "policy" or args.sharpness):
-        parser.error("no policy draws of --space wide, nor is a --library made of it")
+    if args.temperature is not None and (args.sharpness is not None or args.library):
+        parser.error("--temperature goes with neither --sharpness nor --library")
+    if args.temperature is not None and not args.temperature > 0:
+        parser.error(f"--temperature must be positive, not {args.temperature}")
+    told = args.sharpness is not None or args.temperature is not None
+    if args.space == "wide" and (args.source == "policy" or told) and not args.library:
+        parser.error("no policy draws of --space wide")
     if args.sharpness is not None and not 0 <= args.sharpness < float("inf"):
         parser.error(f"--sharpness must be a number of at least 0, not {args.sharpness}")
     if args.stop_at is not None and not 0 < args.stop_at <= 1:
@@ -253,6 +266,7 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
         source=args.source, seed=args.seed, emulate=not args.no_emulate, jobs=args.jobs,
         gpu=gpu.name if gpu else None, recorded=args.measure == "recorded",
         seconds=args.time_limit or math.inf, looks=args.looks,
+        wide=args.space == "wide",
         chained=None if args.chain is None else tuple(args.chain), **sharpness,
     )  # fmt: skip
     make_library(asked)
@@ -269,12 +283,14 @@ def sample_kernels(
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
     known to make sense. Of a space that is not listed only draws of the policy are scored."""
     from ptxflow.env.relation import RelationSpace
+    from ptxflow.env.reward import TAU
     from ptxflow.eval.sample.pipeline import compile_and_rank
     from ptxflow.eval.sample.selection import REWARD, choose, reward_alone
     from ptxflow.gfn.inference import (
         POOL,
         SHARPNESS,
         UNIFORM,
+        at_temperature,
         load_policy,
         score,
         uniform,
@@ -283,7 +299,7 @@ def sample_kernels(
 
     wide = args.space == "wide"
     checkpoint = args.checkpoint or default_checkpoint(space.device.name)
-    sharpness = SHARPNESS if args.sharpness is None else args.sharpness
+    tau, sharpness = TAU, SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
     policy, source = load_policy(checkpoint), args.source
@@ -292,11 +308,13 @@ def sample_kernels(
     elif not policy.knows(space.family.name):
         print(reward_alone(checkpoint, space.family.name, source), file=sys.stderr)
         policy, source = with_family(policy, space), REWARD
+    if args.temperature is not None:
+        tau, sharpness = at_temperature(policy, space.family.name, args.temperature)
     most = max(args.k, POOL) if isinstance(space, RelationSpace) else args.k
     if wide and isinstance(space, RelationSpace):
         pool = uniform(space, UNIFORM, args.seed)
     else:
-        pool = score(policy, space, most, args.seed, sharpness)
+        pool = score(policy, space, most, args.seed, sharpness, tau)
     if isinstance(space, RelationSpace):
         print(
             f"{len(space):,} strategies are valid: {len(pool.space)} "

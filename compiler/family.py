@@ -277,9 +277,8 @@ class Trip:
 
 @dataclass(frozen=True)
 class Trial:
-    """An emulation problem: small, and chosen so that a strategy's kernel takes every path.
-
-    `blocks` (CTAs along x) replaces the grid's.
+    """The first emulation problem: a few tiles with tails in every direction. The paths of a kernel
+    that it does not take are what `Trials` are for. `blocks` (CTAs along x) replaces the grid's.
     """
 
     problem: Problem

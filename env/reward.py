@@ -83,7 +83,7 @@ class CachedReward:
 
     def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
         """float64 [n]; from memory, rounded to float32, where `codes` is `space.codes` itself."""
-        if codes is not space.codes:
+        if not isinstance(space, Space) or codes is not space.codes:
             return self.source.tflops(space, codes)
         if id(space) not in self._cache:
             self.store(space, self.source.tflops(space, codes).astype(np.float32))

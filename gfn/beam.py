@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ptxflow.env.reward import TAU
 from ptxflow.gfn.network import PolicyNetwork
 from ptxflow.gfn.walks import Walks
 
@@ -39,19 +40,22 @@ def draw_distinct(
     *,
     sharpness: float = 1.0,
     rng: np.random.Generator,
+    tau: float = TAU,
 ) -> Drawn:
-    """min(k, all) distinct strategies of a workload, drawn one after the other.
+    """min(k, all) distinct strategies of a workload at a temperature, drawn one after the other.
 
     Each has the probability of a walk, renormalised over what is left. In a walk the policy's
     probabilities of each step are taken to the power of `sharpness` and renormalised: 1 are the
     policy's own draws, 0 is uniform over the legal choices of each step.
     """
-    conditions = walks.conditions(network)
+    one = torch.tensor([workload], device=walks.device)
+    conditions = walks.conditions(network, one, torch.full((1,), tau, device=walks.device))
     node = torch.tensor([workload], device=walks.device)
     choices = node.new_zeros(1, walks.depth)
     exact, scaled, largest = torch.zeros(3, 1, dtype=torch.float64, device=walks.device)
     for depth, size in enumerate(walks.sizes):
-        steps = walks.step_log_probs(network, depth, node, choices, conditions).double()
+        which = torch.zeros_like(node)
+        steps = walks.step_log_probs(network, depth, node, choices, conditions, which).double()
         legal = steps > -torch.inf
         sharp = (sharpness * steps.masked_fill(~legal, 0)).masked_fill(~legal, -torch.inf)
         below = scaled[:, None] + torch.log_softmax(sharp, 1)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ptxflow.env.observations import Observations
 from ptxflow.env.reward import TAU, Reward, log_reward
-from ptxflow.env.space import Codes, Space
+from ptxflow.env.space import Codes, Space, StrategySpace
 from ptxflow.gfn.inference import Policy, log_probs, sample_distinct, with_family
 from ptxflow.gfn.training import TrainConfig, Trainer
 
@@ -43,7 +43,7 @@ CHUNK = 1 << 22  # elements of a kernel that are worked out at a time
 # their cost.
 TUNING = TrainConfig(
     tau=TAU, batch=256, learning_rate=3e-3, matrix_rate=0.0, log_z_rate=2e-2, epsilon=0.0,
-    target_share=0.5, warmup=5,
+    temperatures=None, each=256, rebuilt=0.0, replayed=0.5, room=8192, warmup=5,
 )  # fmt: skip
 
 
@@ -62,16 +62,17 @@ class TuneConfig:
 
 @dataclass(frozen=True)
 class PosteriorReward:
-    """A reward of one space: log rewards [n] in the order of its codes, up to a constant."""
+    """A reward of one space: log rewards [n] of its codes [n], up to a constant."""
 
+    codes: Codes
     log_rewards: Array
     unit: float  # TFLOP/s of a nat
     name: str = "posterior"
 
-    def tflops(self, space: Space, codes: Codes) -> Array:
+    def tflops(self, space: StrategySpace, codes: Codes) -> Array:
         above = self.log_rewards - self.log_rewards.max() + SPAN
         every = np.maximum(above, 0.0) * self.unit
-        return np.asarray(every[np.searchsorted(space.codes, codes)])
+        return np.asarray(every[np.searchsorted(self.codes, codes)])
 
 
 def propose(
@@ -101,7 +102,7 @@ def posterior_log_rewards(
     SPAN nats below the best of the rest.
     """
     logs = (
-        log_probs(policy, space)
+        log_probs(policy, space, tau)
         if base is None
         else log_reward(base.tflops(space, space.codes), space.problem, space.device, tau)
     )
@@ -148,8 +149,9 @@ def fine_tune(
     train = replace(config.train, tau=tau, seed=seed, stages=1)
     unit = 1.0 / float(log_reward(np.ones(1), space.problem, space.device, tau)[0])
     logs = posterior_log_rewards(fit, space, measured, base, tau, config.optimism)
-    reward = PosteriorReward(logs, unit)
+    reward = PosteriorReward(space.codes, logs, unit)
     trainer = Trainer([space], train, config.steps, reward, start=fit.network)
+    trainer.remember(0, space.codes[np.argsort(-logs)[: train.room]])
     for _ in range(config.steps):
         trainer.advance()
     count = 0 if measured is None else len(measured)
@@ -188,7 +190,8 @@ def distance(policy: Policy, space: Space, reward: Reward, tau: float = TAU) -> 
     """Exact total variation distance of a policy to a reward's target on one space."""
     logs = log_reward(reward.tflops(space, space.codes), space.problem, space.device, tau)
     exact = torch.softmax(torch.from_numpy(logs), 0).numpy()
-    return float(0.5 * np.abs(np.exp(log_probs(with_family(policy, space), space)) - exact).sum())
+    ours = log_probs(with_family(policy, space), space, tau)
+    return float(0.5 * np.abs(np.exp(ours) - exact).sum())
 
 
 def posterior(

@@ -14,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from ptxflow.env.relation import RelationSpace
+from ptxflow.env.reward import TAU
 from ptxflow.env.space import Space, SpaceSet
 from ptxflow.gfn import beam
-from ptxflow.gfn.checkpoint import read, require_space
+from ptxflow.gfn.checkpoint import CheckpointError, read, require_space
 from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.walks import Diagrams, Forest, family_shape
 
@@ -37,9 +38,9 @@ class Policy:
 
     @property
     def device(self) -> str | None:
-        """For whose limits and rates it was trained; None where its file does not say."""
+        """For whose limits and rates it was trained; None: for any, or its file does not say."""
         name: str | None = self.about.get("settings", {}).get("device")
-        return name
+        return None if name == "any" else name
 
     def knows(self, family: str) -> bool:
         """Whether it has a policy of the family."""
@@ -60,14 +61,28 @@ def load_policy(path: str | Path) -> Policy:
     return Policy(network.eval(), Path(path), checkpoint.config)
 
 
-def log_probs(policy: Policy, space: Space) -> NDArray[np.float64]:
-    """[len(space)] exact log-probability of each strategy, in the order of `space.codes`.
+def at_temperature(policy: Policy, family: str, temperature: float) -> tuple[float, float]:
+    """The tau that a policy is told, and the sharpness, for draws in proportion to exp(TFLOPS/T) at
+    a temperature; CheckpointError where it is told temperatures, and this is none of them."""
+    told = policy.network.of(family).config.temperatures
+    if told is None:
+        return TAU, float(policy.about.get("train", {}).get("tau", TAU)) / temperature
+    if not told[0] <= temperature <= told[1]:
+        raise CheckpointError(
+            f"{policy.path}: trained at temperatures from {told[0]} to {told[1]}, not {temperature}"
+        )
+    return temperature, 1.0
+
+
+def log_probs(policy: Policy, space: Space, tau: float = TAU) -> NDArray[np.float64]:
+    """[len(space)] exact log-probability of each strategy, in the order of `space.codes`, at a
+    temperature, if the policy is told one.
 
     CheckpointError when the policy is of another decision space or other features.
     """
     require_space(policy.path, policy.network.config, family_shape(space))
     forest = Forest(SpaceSet([space]))
-    exact: NDArray[np.float64] = forest.leaf_log_probs(policy.network, 0).double().numpy()
+    exact: NDArray[np.float64] = forest.leaf_log_probs(policy.network, 0, tau).double().numpy()
     return exact
 
 
@@ -112,19 +127,29 @@ def untrained(policy: Policy) -> Policy:
 
 
 def sample_distinct(
-    policy: Policy, space: Space | RelationSpace, k: int, seed: int, sharpness: float = SHARPNESS
+    policy: Policy,
+    space: Space | RelationSpace,
+    k: int,
+    seed: int,
+    sharpness: float = SHARPNESS,
+    tau: float = TAU,
 ) -> NDArray[np.int64]:
     """Codes of min(k, len(space)) distinct strategies; see `draw_distinct`, and `sample_by_steps`
     for a space that is not listed."""
     if isinstance(space, RelationSpace):
-        return sample_by_steps(policy, space, k, seed, sharpness)[0]
-    drawn = draw_distinct(log_probs(policy, space), k, seed, sharpness)
+        return sample_by_steps(policy, space, k, seed, sharpness, tau)[0]
+    drawn = draw_distinct(log_probs(policy, space, tau), k, seed, sharpness)
     codes: NDArray[np.int64] = space.codes[drawn]
     return codes
 
 
 def sample_by_steps(
-    policy: Policy, space: RelationSpace, k: int, seed: int, sharpness: float = SHARPNESS
+    policy: Policy,
+    space: RelationSpace,
+    k: int,
+    seed: int,
+    sharpness: float = SHARPNESS,
+    tau: float = TAU,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Codes of min(k, len(space)) distinct strategies of a space of any size, and their exact
     log-probabilities; no other strategy is scored. See `beam.draw_distinct`: each *step* is taken
@@ -135,7 +160,7 @@ def sample_by_steps(
     require_space(policy.path, policy.network.config, family_shape(space))
     rng = np.random.default_rng(seed)
     drawn = beam.draw_distinct(
-        Diagrams([space]), policy.network, 0, k, sharpness=sharpness, rng=rng
+        Diagrams([space]), policy.network, 0, k, sharpness=sharpness, rng=rng, tau=tau
     )
     return drawn.choices.numpy() @ space.strides[1:], drawn.log_probs.numpy()
 
@@ -155,14 +180,19 @@ class Pool:
 
 
 def score(
-    policy: Policy, space: Space | RelationSpace, k: int, seed: int, sharpness: float = SHARPNESS
+    policy: Policy,
+    space: Space | RelationSpace,
+    k: int,
+    seed: int,
+    sharpness: float = SHARPNESS,
+    tau: float = TAU,
 ) -> Pool:
     """A space that is listed, whole, with min(k, len(space)) draws of it as `draw_distinct`; of
     another its draws as `sample_by_steps`, of which the first j are j draws, too."""
     if isinstance(space, Space):
-        logs = log_probs(policy, space)
+        logs = log_probs(policy, space, tau)
         return Pool(space, logs, draw_distinct(logs, k, seed, sharpness))
-    codes, logs = sample_by_steps(policy, space, k, seed, sharpness)
+    codes, logs = sample_by_steps(policy, space, k, seed, sharpness, tau)
     order = np.argsort(codes)
     part = Space(space.family, space.problem, space.device, codes[order])
     return Pool(part, logs[order], np.argsort(order))

@@ -10,6 +10,7 @@ rewards have nothing in common but names, and a shared trunk let each one's step
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -18,6 +19,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from ptxflow.env.reward import TAU
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,18 @@ class FamilyConfig:
     gain: tuple[float, ...]  # then multiplied; 0 mutes what never varied in training
     hidden: int = 256
     layers: int = 2
+    temperatures: tuple[float, float] | None = None  # least and most tau; None: of one, not told
+
+    @property
+    def inputs(self) -> int:
+        """How many numbers the encoder reads: the features, and the temperature if it varies."""
+        return len(self.shape.features) + (self.temperatures is not None)
+
+    @property
+    def middle(self) -> float:
+        """The temperature at which logits are what the head says."""
+        least, most = self.temperatures or (TAU, TAU)
+        return math.sqrt(least * most)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> FamilyConfig:
@@ -47,9 +62,11 @@ class FamilyConfig:
         for name in ("sizes", "features"):
             shape[name] = tuple(shape[name])
         rows = {name: tuple(data[name]) for name in ("center", "gain")}
+        told = data.get("temperatures")
         return FamilyConfig(
-            FamilyShape(**shape), **rows, hidden=data["hidden"], layers=data["layers"]
-        )
+            FamilyShape(**shape), rows["center"], rows["gain"], data["hidden"], data["layers"],
+            tuple(told) if told else None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,6 +86,18 @@ class NetworkConfig:
     def families(self) -> tuple[FamilyShape, ...]:
         """What each family policy was made for."""
         return tuple(policy.shape for policy in self.policies)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Workloads, each at a temperature, as the steps of a walk need them.
+
+    encoded  float [S, hidden]
+    scale    float [S]  of the logits: the middle temperature over this one
+    """
+
+    encoded: Tensor
+    scale: Tensor
 
 
 class Standardise(nn.Module):
@@ -93,13 +122,13 @@ class FamilyPolicy(nn.Module):
     def __init__(self, config: FamilyConfig) -> None:
         super().__init__()
         self.config = config
-        hidden, sizes, inputs = config.hidden, config.shape.sizes, len(config.shape.features)
+        hidden, sizes = config.hidden, config.shape.sizes
         slots = sum(sizes)
         # vectors: one a choice slot (what was decided), then one a position
         self.tokens = nn.Parameter(torch.randn(slots + len(sizes), hidden) * 0.3)
         self.standardise = Standardise(config)
         self.encoder = nn.Sequential(
-            nn.Linear(inputs, hidden // 2), nn.SiLU(), nn.Linear(hidden // 2, hidden)
+            nn.Linear(config.inputs, hidden // 2), nn.SiLU(), nn.Linear(hidden // 2, hidden)
         )
         self.trunk = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(config.layers))
         # zero rows: an untrained policy is uniform over legal choices
@@ -114,10 +143,12 @@ class FamilyPolicy(nn.Module):
         layers = [*self.encoder, *self.trunk]
         return [layer.weight for layer in layers if isinstance(layer, nn.Linear)]
 
-    def conditions(self, features: Tensor) -> Tensor:
-        """[W, features] -> [W, hidden]: the workload's part of the state, computed once."""
-        encoded: Tensor = self.encoder(self.standardise(features))
-        return encoded
+    def conditions(self, features: Tensor, tau: Tensor) -> Conditions:
+        """[S, features] and temperatures [S]: the workload's part of the state, computed once."""
+        inputs = self.standardise(features)
+        if self.config.temperatures:
+            inputs = torch.cat([inputs, _octaves(tau)], 1)
+        return Conditions(self.encoder(inputs), self.config.middle / tau)
 
     def decided(self, depth: int, choices: Tensor) -> Tensor:
         """[n, >= depth] choice indices -> [n, hidden]: the sum of what was decided.
@@ -130,13 +161,25 @@ class FamilyPolicy(nn.Module):
         ones = self.tokens.new_zeros(len(choices), width).scatter_(1, rows, 1.0)
         return ones @ self.tokens[:width]
 
-    def logits(self, depth: int, state: Tensor) -> Tensor:
-        """[n, hidden] states (conditions + decided) -> [n, sizes[depth]] logits."""
+    def hidden(self, depth: int, state: Tensor) -> Tensor:
+        """[n, hidden] states (conditions + decided) -> [n, hidden], what the head reads."""
         x = functional.silu(state + self.tokens[self.edges[-1] + depth])
         for layer in self.trunk:
             x = x + functional.silu(layer(x))
+        return x
+
+    def logits(self, depth: int, state: Tensor, scale: Tensor, log_counts: Tensor) -> Tensor:
+        """[n, hidden] states -> [n, sizes[depth]] logits of the next choice; -inf where illegal.
+
+        Told the temperature, they are `scale` [n] times what the head says, on top of `log_counts`
+        [n, sizes[depth]] of the completions: uniform over strategies where it is high, and as
+        1 / tau where it is low, as the target's are. An older policy has the head's alone.
+        """
         own = slice(*self.edges[depth : depth + 2])
-        return functional.linear(x, self.head[own], self.head_bias[own])
+        said = functional.linear(self.hidden(depth, state), self.head[own], self.head_bias[own])
+        if self.config.temperatures:
+            return torch.addcmul(log_counts, said, scale[:, None])
+        return said.masked_fill(log_counts.isneginf(), -torch.inf)
 
 
 class PolicyNetwork(nn.Module):
@@ -169,31 +212,53 @@ class PolicyNetwork(nn.Module):
 
 
 class LogZ(nn.Module):
-    """log Z of each workload of a family: log(valid strategies) plus a learned mean log-reward
-    excess."""
+    """log Z of workloads of a family: log(valid strategies) plus a learned mean log-reward excess,
+    which goes about as 1 / tau."""
 
     def __init__(self, config: FamilyConfig) -> None:
         super().__init__()
+        self.middle = config.middle
         self.standardise = Standardise(config)
         self.net = nn.Sequential(
-            nn.Linear(len(config.shape.features), 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(),
-            nn.Linear(128, 1),
+            nn.Linear(len(config.shape.features) + 1, 128), nn.SiLU(), nn.Linear(128, 128),
+            nn.SiLU(), nn.Linear(128, 1),
         )  # fmt: skip
         self.level = nn.Parameter(torch.zeros(()))
 
-    def forward(self, features: Tensor, log_leaves: Tensor) -> Tensor:
-        """[W, features] and [W] -> [W]"""
-        excess: Tensor = self.net(self.standardise(features))
-        return log_leaves + excess.squeeze(-1) + self.level
+    def forward(self, features: Tensor, log_leaves: Tensor, tau: Tensor) -> Tensor:
+        """[S, features], [S] and temperatures [S] -> [S]"""
+        inputs = torch.cat([self.standardise(features), _octaves(tau)], 1)
+        excess: Tensor = self.net(inputs)
+        return log_leaves + self.middle / tau * (excess.squeeze(-1) + self.level)
 
 
-class LogZNetwork(nn.Module):
-    """log Z by family."""
+class LogF(nn.Module):
+    """log flow of states of a family: log(completions) plus a learned excess, as in `LogZ`."""
 
-    def __init__(self, config: NetworkConfig) -> None:
+    def __init__(self, config: FamilyConfig) -> None:
         super().__init__()
-        self.families = nn.ModuleDict({c.shape.name: LogZ(c) for c in config.policies})
+        self.net = FamilyPolicy(config)
+        self.out = nn.Parameter(torch.zeros(len(config.shape.sizes), config.hidden))
+        self.level = nn.Parameter(torch.zeros(()))
 
-    def of(self, family: str) -> LogZ:
+    def forward(self, depth: int, state: Tensor, scale: Tensor, log_counts: Tensor) -> Tensor:
+        """[n, hidden] states at a depth, [n] and log completions [n] -> [n]"""
+        excess = self.net.hidden(depth, state) @ self.out[depth] + self.level
+        return log_counts + scale * excess
+
+
+def _octaves(tau: Tensor) -> Tensor:
+    """Temperatures [S] as a feature [S, 1], about -1 to 1."""
+    return torch.log2(tau / TAU)[:, None] / 2
+
+
+class ByFamily(nn.Module):
+    """What is learned beside the policies: `LogZ` or `LogF`, by family."""
+
+    def __init__(self, config: NetworkConfig, kind: type[LogZ] | type[LogF]) -> None:
+        super().__init__()
+        self.families = nn.ModuleDict({c.shape.name: kind(c) for c in config.policies})
+
+    def of(self, family: str) -> Any:
         """A family's."""
-        return cast(LogZ, self.families[family])
+        return self.families[family]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,9 @@ exit codes: 0 done, 2 bad input or nowhere to write (one line says what), 130 st
 """
 
 
+ANY = "any"  # instead of a device: those drawn at random
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a run is about; kept in its checkpoints, and all that resuming it needs."""
@@ -74,10 +77,56 @@ class Settings:
     live: int = 0  # samples of a workload that are measured at a time on the way
     init: str | None = None  # the policy that it began with, and
     begun: dict[str, Any] = field(default_factory=dict)  # its definitions, results, and lengths
+    without: str | None = None  # the device that is left out, where they are drawn
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Settings:
         return Settings(**{**data, "definitions": tuple(data["definitions"])})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What a run needs besides its workloads; travels in its checkpoints."""
+
+    tau: float
+    seed: int = 0
+    batch: int = 1024
+    learning_rate: float = 3e-3  # of what is no matrix
+    matrix_rate: float = 2e-2  # of the matrices, whose updates are orthogonalised; 0: they stay
+    log_z_rate: float = 1e-2
+    workloads: int = 64  # of a batch, at most: few have many prefixes in common
+    hidden: int = 256
+    layers: int = 2
+    clip: float = 1.0  # of the gradient's norm
+    epsilon: float = 0.02  # falls linearly to zero
+    temperatures: tuple[float, float] | None = (0.005, 0.1)  # drawn from; None: `tau` alone
+    objective: str = "variance"  # of `balance.OBJECTIVES`
+    each: int = 32  # walks of a workload at a temperature, of a batch
+    rebuilt: float = 0.25  # of these, by local search from what was met
+    replayed: float = 0.25  # and drawn from the best that was met
+    room: int = 256  # strategies of a workload that are kept
+    weight: float = 1.0  # power of the temperature by which losses are weighted
+    stages: int = 4
+    stage_threshold: float = 0.12  # mean exact TV at which a stage is promoted
+    stage_share: float = 0.06  # of the run, the most for a stage before the last
+    warmup: int = 50  # steps
+    flat: float = 0.3  # of the run, before the learning rate decays
+
+    def __post_init__(self) -> None:
+        if self.temperatures:  # a list, where it was JSON
+            object.__setattr__(self, "temperatures", tuple(self.temperatures))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """Of `each`: drawn by the policy, rebuilt, replayed."""
+        rebuilt, replayed = round(self.each * self.rebuilt), round(self.each * self.replayed)
+        return self.each - rebuilt - replayed, rebuilt, replayed
+
+
+RATES = {f.name: f.default for f in fields(TrainConfig) if f.name.endswith("_rate")}  # of learning
 
 
 def positive(kind: type, most: float = float("inf")) -> Any:
@@ -117,10 +166,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--rate is of a training: tuning to --definition has rates of its own")
     if args.reward == "policy" and not args.definition:
         parser.error("--reward policy needs --definition")
+    if args.device == ANY and (args.preset != "shapes" or args.reward not in (None, "model")):
+        parser.error("--device any needs --preset shapes, and is rewarded by the model")
+    if args.without and args.device != ANY:
+        parser.error("--without needs --device any")
+    if args.preset == "shapes" and args.measure:
+        parser.error("--measure records workloads by name: --preset shapes has none")
     if args.resume:
         fixed = (
-            "device", "definitions", "preset", "compute", "batch", "width", "rate", "tau", "seed",
-            "out", "reward", "surrogate", "measurements", "measure", "init", "definition",
+            "device", "without", "definitions", "preset", "compute", "batch", "width", "rate",
+            "tau", "seed", "out", "reward", "surrogate", "measurements", "measure", "init",
+            "definition",
         )  # fmt: skip
         if given := [f"--{n}" for n in fixed if getattr(args, n) is not None]:
             parser.error(f"a resumed run keeps its own settings: drop {', '.join(given)}")
@@ -129,7 +185,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _subject(parser: Parser) -> None:
     add = parser.add_argument_group("what is trained").add_argument
-    add("--device", help="b200 (default), h200 or h100: whose limits and rates")
+    add("--device", help="b200 (default), h200 or h100: whose limits and rates; any: devices drawn "
+        "at random around them, by the model, with --preset shapes")  # fmt: skip
     add(
         "--definitions",
         metavar="NAME,...",
@@ -137,7 +194,10 @@ def _subject(parser: Parser) -> None:
         "every family); env/tasks/training_set.py has the values of axes that are trained, and "
         "those that are held out",
     )
-    add("--preset", choices=("full", "demo"), help="full (default): all families; demo: short")
+    add("--preset", choices=("full", "shapes", "demo"),
+        help="full (default): all families at the workloads of env/tasks/training_set.py; shapes: "
+        "all axes drawn at random, anew as training goes on; demo: short")  # fmt: skip
+    add("--without", metavar="DEVICE", help="with --device any: never drawn, nor one near it")
     add("--init", type=Path, metavar="CHECKPOINT",
         help="begin with this trained policy; families it has no part for get one, and those that "
         "are not trained now stay as they are")  # fmt: skip
@@ -200,9 +260,11 @@ def _files(parser: Parser) -> None:
 
 
 def known_device(name: str | None) -> str:
-    """The name of a device, by default b200; BadInput for an unknown one."""
+    """The name of a device, by default b200, or any; BadInput for an unknown one."""
     from ptxflow.compiler.device import device
 
+    if name == ANY:
+        return name
     try:
         return device(name or "b200").name
     except KeyError as error:

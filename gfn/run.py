@@ -19,9 +19,9 @@ import torch
 from tqdm import tqdm
 
 from ptxflow.compiler.files import naming
-from ptxflow.env.space import Space
 from ptxflow.gfn.checkpoint import Checkpoint, write
 from ptxflow.gfn.curriculum import Promotion
+from ptxflow.gfn.group import AnySpace
 from ptxflow.gfn.training import StepReport, Trainer, watched
 
 CHECKPOINT, METRICS = "checkpoint.safetensors", "metrics.jsonl"
@@ -37,7 +37,7 @@ class Run:
 
     folder: Path
     trainer: Trainer
-    held_out: Sequence[Space]
+    held_out: Sequence[AnySpace]
     steps: int | None  # the length of the run, or
     minutes: float | None
     measurements: int  # of exact distances on the way
@@ -81,7 +81,7 @@ class Run:
     def save(self) -> None:
         write(self.folder / CHECKPOINT, self.trainer.state(self.about()))
 
-    def affords(self, spaces: Iterable[Space]) -> bool:
+    def affords(self, spaces: Iterable[AnySpace]) -> bool:
         """Whether there is time to measure these, too; then they are counted.
 
         By counts, not by the clock: a run that is repeated measures at the same steps.

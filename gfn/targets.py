@@ -1,22 +1,24 @@
-"""The exact targets of the workloads of one family: every strategy's reward, on one device.
+"""The exact target of one workload whose strategies are listed: what judges a policy.
 
-They are known because a reward is asked for whole spaces: distances are exact, and strategies can
-be drawn from a target itself, whatever the policy has met so far.
+Training never reads it. Every strategy's reward is known, so that distances and log Z are exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ptxflow.env.reward import Reward, target
+from ptxflow.env.relation import RelationSpace
+from ptxflow.env.reward import Reward, log_reward
 from ptxflow.env.space import Space, SpaceSet
 from ptxflow.gfn.network import PolicyNetwork
-from ptxflow.gfn.walks import Forest
+from ptxflow.gfn.walks import Diagrams, Forest
+
+CHUNK = 1 << 15  # strategies that are scored at a time
 
 
 @contextmanager
@@ -30,44 +32,48 @@ def full_precision() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-class Targets:
-    """Workloads by their id in the forest; each is unknown, its rewards 0, until `set`."""
+class Target:
+    """exp(TFLOPS / T) / Z over all strategies of a space, which is listed if it is not yet."""
 
-    def __init__(self, spaces: Sequence[Space], device: torch.device | str = "cpu") -> None:
-        self.forest = Forest(SpaceSet(spaces), device)
-        leaves = int(self.forest.spaces.leaf_offsets[-1])
-        self.log_rewards = torch.zeros(leaves, device=self.forest.device)
-        self.log_z: dict[int, float] = {}  # exact, of the workloads that are known
-        # w + the target's probability of all leaves of w up to and with this one: increasing
-        uniform = [w + np.arange(1, len(s) + 1) / len(s) for w, s in enumerate(spaces)]
-        self._edges = torch.from_numpy(np.concatenate(uniform)).to(self.forest.device)
+    def __init__(
+        self, space: Space | RelationSpace, reward: Reward, device: torch.device | str = "cpu"
+    ) -> None:
+        self.of = space  # kept, so that its id stays taken
+        if not isinstance(space, Space):
+            codes = space.at(np.arange(len(space))) @ space.strides[1:]
+            space = Space(space.family, space.problem, space.device, codes)
+        self.space = space
+        self.forest = Forest(SpaceSet([space]), device)
+        worth = log_reward(reward.tflops(space, space.codes), space.problem, space.device, tau=1.0)
+        self.worth = torch.from_numpy(worth).to(self.forest.device)
 
-    def set(self, workload: int, reward: Reward, tau: float) -> None:
-        """Work out the target of a workload, or another one for it."""
-        exact, self.log_z[workload] = target(self.forest.spaces.spaces[workload], reward, tau)
-        edges = np.cumsum(np.exp(exact))
-        leaves = self.forest.leaves(workload)
-        self._edges[leaves].copy_(torch.from_numpy(workload + edges / edges[-1]))
-        self.log_rewards[leaves].copy_(torch.from_numpy(exact + self.log_z[workload]))
+    def log_probs(self, tau: float) -> Tensor:
+        """float64 [leaves], in the order of the codes."""
+        return torch.log_softmax(self.worth / tau, 0)
 
-    def log_probs(self, workload: int) -> Tensor:
-        """float64 [leaves] exact log-probabilities of a workload that is known."""
-        return self.log_rewards[self.forest.leaves(workload)].double() - self.log_z[workload]
+    def log_z(self, tau: float) -> float:
+        return float(torch.logsumexp(self.worth / tau, 0))
 
-    def draw(self, workload: Tensor, generator: torch.Generator | None) -> Tensor:
-        """A leaf for each workload id [n] from its target; uniform where that is unknown."""
-        u = torch.rand(
-            len(workload), generator=generator, device=self.forest.device, dtype=torch.float64
-        )
-        # below the last edge of the workload, where the next one begins
-        return torch.searchsorted(self._edges, workload + u * (1 - 1e-9), right=True)
-
-    def distances(self, network: PolicyNetwork, workloads: Iterable[int]) -> list[float]:
-        """Exact total variation distance between policy and target, of known workloads."""
-        found = []
+    def distance(self, network: PolicyNetwork, tau: float) -> float:
+        """Exact total variation distance between policy and target."""
         with full_precision():
-            for w in workloads:
-                ours = self.forest.leaf_log_probs(network, w).double()
-                found.append(0.5 * (ours.exp() - self.log_probs(w).exp()).abs().sum())
-        values: list[float] = torch.stack(found).tolist() if found else []
-        return values
+            ours = self.forest.leaf_log_probs(network, 0, tau).double()
+        return 0.5 * (ours.exp() - self.log_probs(tau).exp()).abs().sum().item()
+
+
+@torch.no_grad()
+def distance_within(
+    network: PolicyNetwork, whole: RelationSpace, part: RelationSpace, reward: Reward, tau: float
+) -> float:
+    """Exact total variation distance of policy and target, both of the whole space and given that a
+    strategy is in a part of it: `whole` need not be such that it can be listed."""
+    choices = torch.from_numpy(part.at(np.arange(len(part))))
+    walks, zero, at = Diagrams([whole]), torch.zeros(1, dtype=torch.int64), torch.full((1,), tau)
+    logs = [
+        walks.walk(network, zero, at, each=len(rows), given=rows).log_probs.double().sum(0)
+        for rows in choices.split(CHUNK)
+    ]
+    tflops = reward.tflops(whole, choices.numpy() @ whole.strides[1:])
+    worth = log_reward(tflops, whole.problem, whole.device, tau)
+    ours, theirs = torch.cat(logs).softmax(0), torch.from_numpy(worth).softmax(0)
+    return 0.5 * (ours - theirs).abs().sum().item()

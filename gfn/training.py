@@ -1,68 +1,50 @@
-"""Training: batches of walks, the trajectory-balance step, curriculum and measurement.
+"""Training: batches of walks, a step of the objective, curriculum and measurement.
 
 A `Trainer` advances one step at a time and its whole state can be written and read back: a resumed
 run computes the same numbers as one that was never stopped. It prints nothing and draws nothing.
-Everything that a step reads lies on one device, and nothing in it waits for a GPU: what the host
-must know of it (losses by family) it asks for every few steps.
+No step reads a list of strategies: spaces are diagrams, and a reward is asked of what was drawn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from gfn.containers import Trajectories
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from ptxflow.env.reward import ModelReward, Reward
-from ptxflow.env.space import Space
-from ptxflow.gfn.balance import KernelEnv, KernelTB
+from ptxflow.env.tasks.shapes import Stream
+from ptxflow.gfn.balance import KernelSubTB, KernelVariance
+from ptxflow.gfn.beam import draw_distinct
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
 from ptxflow.gfn.curriculum import Curriculum, Promotion
+from ptxflow.gfn.group import AnySpace, Group
 from ptxflow.gfn.muon import Muon
-from ptxflow.gfn.network import FamilyConfig, LogZNetwork, NetworkConfig, PolicyNetwork
-from ptxflow.gfn.targets import Targets
-from ptxflow.gfn.walks import family_shape, workload_features
+from ptxflow.gfn.network import (
+    ByFamily,
+    FamilyConfig,
+    LogF,
+    LogZ,
+    NetworkConfig,
+    PolicyNetwork,
+)
+from ptxflow.gfn.options import TrainConfig
+from ptxflow.gfn.targets import Target
+from ptxflow.gfn.walks import Walk, family_shape, workload_features
 
+REMEMBERED = 1_000_000  # strategies whose exact targets are kept
 LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
 RECENT = 0.05  # weight of a step's loss in its family's recent loss
 WATCHED_LEAVES = 400_000  # strategies of a family whose probabilities are worked out on the way
 EVEN = 0.1  # of the steps, shared evenly among families
+RENEW_EVERY, RENEWED = 8, 16  # steps of a family, and workloads that are drawn anew
 LOOK_EVERY = 10  # steps between the host's looks at the losses of families
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """What a run needs besides its workloads; travels in its checkpoints."""
-
-    tau: float
-    seed: int = 0
-    batch: int = 1024
-    learning_rate: float = 3e-3  # of what is no matrix
-    matrix_rate: float = 2e-2  # of the matrices, whose updates are orthogonalised; 0: they stay
-    log_z_rate: float = 1e-2
-    workloads: int = 64  # of a batch, at most: few have many prefixes in common
-    hidden: int = 256
-    layers: int = 2
-    clip: float = 1.0  # of the gradient's norm
-    epsilon: float = 0.02  # falls linearly to zero
-    target_share: float = 0.1  # of each batch, drawn from the targets themselves
-    stages: int = 4
-    stage_threshold: float = 0.12  # mean exact TV at which a stage is promoted
-    stage_share: float = 0.06  # of the run, the most for a stage before the last
-    warmup: int = 50  # steps
-    flat: float = 0.3  # of the run, before the learning rate decays
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-RATES = {f.name: f.default for f in fields(TrainConfig) if f.name.endswith("_rate")}  # of learning
 
 
 @dataclass(frozen=True)
@@ -83,45 +65,30 @@ class StepReport:
         return self.figures[0].item()
 
 
-class Group(Targets):
-    """The training workloads of one family: targets, environment, trajectory balance, and losses.
-
-    A workload's target is worked out when it is first needed.
-    """
-
-    def __init__(self, spaces: list[Space], ids: list[int], trainer: Trainer) -> None:
-        super().__init__(spaces, trainer.compute)
-        self.ids = ids  # of the trainer's workloads, by workload id of the forest
-        self.env = KernelEnv(self.forest, self.log_rewards)
-        self.balance = KernelTB(trainer.network, trainer.log_z, self.env)
-        self.loss: Tensor | None = None  # of its recent steps, where training runs
-        self.known: float | None = None  # the same, when the host last looked
-
-
 class Trainer:
     """Trains one policy on `spaces`, of one family or several; `total` steps are planned."""
 
     def __init__(
         self,
-        spaces: Sequence[Space],
+        spaces: Sequence[AnySpace],
         config: TrainConfig,
         total: int,
         reward: Reward | None = None,
-        held_out: Sequence[Space] = (),
-        bar: Callable[[Sequence[int]], Iterable[int]] = iter,
+        held_out: Sequence[AnySpace] = (),
         compute: torch.device | str = "cpu",
         start: PolicyNetwork | None = None,
+        streams: Mapping[str, Stream] | None = None,
     ) -> None:
-        """`bar` is given the workloads whose targets are worked out next, and yields them;
-        `compute` is where networks and tables lie; `start` is a trained network to begin with,
-        whose other families stay as they are.
+        """`compute` is where networks and tables lie; `start` is a trained network to begin with,
+        whose other families stay as they are; of families with a stream the workloads are drawn
+        anew as training goes on.
         """
         refuse_overlap(spaces, held_out)
         self.config = config
         self.total = total
         self.step = 0
-        self.spaces = list(spaces)
-        self.reward = reward or ModelReward()
+        self.spaces: list[AnySpace] = list(spaces)
+        self.reward: Reward = reward or ModelReward()
         self.compute = torch.device(compute)
         self.generator = torch.Generator(self.compute).manual_seed(config.seed)
         self.rng = np.random.default_rng(config.seed)
@@ -138,9 +105,11 @@ class Trainer:
             self.network.of(name).requires_grad_(False)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed + 1)
-            self.log_z = LogZNetwork(shape).to(self.compute)
-        self.bar = bar
-        self._judged: dict[int, Targets] = {}  # of held-out spaces, by id: a target keeps its space
+            self.log_z = ByFamily(shape, LogZ).to(self.compute)
+            flows = config.objective in ("subtb", "db")
+            self.log_f = ByFamily(shape, LogF).to(self.compute) if flows else None
+        self.streams = streams or {}
+        self._judged: dict[int, Target] = {}  # by the id of the space, which a target keeps
         families = _by_family(spaces)
         self.groups = [Group([self.spaces[i] for i in ids], ids, self) for ids in families]
         self.curriculum = Curriculum(
@@ -150,7 +119,11 @@ class Trainer:
         for optimiser in self.optimisers.values():
             for part in optimiser.param_groups:
                 part["full"] = part["lr"]  # what `rate` is a share of
-        self._need(self.curriculum.active)
+
+    @property
+    def beside(self) -> list[torch.Tensor]:
+        """What is learned beside the policies."""
+        return [*self.log_z.parameters(), *(self.log_f.parameters() if self.log_f else ())]
 
     def _optimisers(self) -> dict[str, torch.optim.Optimizer]:
         """Adam for what learns, and Muon for its matrices."""
@@ -166,7 +139,7 @@ class Trainer:
         adam = torch.optim.Adam(
             [
                 {"params": rest, "lr": config.learning_rate},
-                {"params": list(self.log_z.parameters()), "lr": config.log_z_rate},
+                {"params": self.beside, "lr": config.log_z_rate},
             ],
             betas=(0.9, 0.99),
             fused=self.compute.type == "cuda",
@@ -194,18 +167,21 @@ class Trainer:
 
     def advance(self) -> StepReport:
         """One batch of one family's active workloads, and one optimiser step."""
-        group, workload = self._batch()
+        group, workload, tau = self._batch()
+        self._renew(group)
+        choices, worth = group.meet(workload, tau)
+        which, tau = workload.repeat_interleave(tau.shape[1]), tau.flatten()
+        log_rewards = (worth / tau[:, None]).flatten()
+        each = self.config.each
+        walk = group.walks.walk(
+            self.network, which, tau, each=each, wanted=choices.reshape(-1, group.walks.depth)
+        )
+        trajectories = group.env.trajectories(
+            walk, which.repeat_interleave(each), tau.repeat_interleave(each), log_rewards
+        )
         if group.loss is None:
-            self._level_log_z(group, workload)
-        drawn = round(self.config.target_share * len(workload))
-        leaf = functional.pad(
-            group.draw(workload[:drawn], self.generator), (0, len(workload) - drawn), value=-1
-        )
-        walk = group.forest.walk(
-            self.network, workload, leaf=leaf, epsilon=self.epsilon, generator=self.generator
-        )
-        trajectories = group.env.trajectories(walk, workload)
-        loss = group.balance.loss(group.env, trajectories, recalculate_all_logprobs=False)
+            self._level(group, walk, which, tau, log_rewards)
+        loss = self._loss(group, trajectories, tau)
         self.update(loss)
         loss = loss.detach()
         before = loss if group.loss is None else group.loss
@@ -213,9 +189,34 @@ class Trainer:
         self.step += 1
         if self.step % LOOK_EVERY == 0:
             self._look()
-        reached = self.config.tau * group.log_rewards[walk.leaf[drawn:]].mean()
-        figures = torch.stack([loss, reached, walk.entropy, walk.masked])
-        return StepReport(group.forest.family, figures)
+        reached = worth[:, : self.config.rows[0]].mean()
+        return StepReport(
+            group.walks.family, torch.stack([loss, reached, walk.entropy, walk.masked])
+        )
+
+    def _renew(self, group: Group) -> None:
+        """Now and then workloads of a family with a stream give way to new ones, in turn."""
+        group.steps += 1
+        stream = self.streams.get(group.walks.family)
+        if stream and group.steps % RENEW_EVERY == 0:
+            count = min(RENEWED, len(group.ids))
+            places = [(group.renewed + i) % len(group.ids) for i in range(count)]
+            group.renewed += count
+            fresh = stream.draw(count, self.rng)
+            group.renew(places, fresh)
+            for place, space in zip(places, fresh, strict=True):
+                self.spaces[group.ids[place]] = space
+
+    def _loss(self, group: Group, trajectories: Trajectories, tau: Tensor) -> Tensor:
+        """The objective's; a nat counts less where the temperature is low and all are far apart."""
+        made: Any = group.objective
+        if isinstance(made, KernelSubTB):
+            return made.loss(group.env, trajectories, recalculate_all_logprobs=False)
+        if isinstance(made, KernelVariance):
+            made.each = self.config.each
+        losses = made.loss(group.env, trajectories, False, reduction="none")
+        weight = (tau / self.config.tau) ** self.config.weight
+        return (losses * weight.repeat_interleave(self.config.each)).mean()
 
     def _look(self) -> None:
         """Let the host know the recent losses of families."""
@@ -231,33 +232,38 @@ class Trainer:
             for part in optimiser.param_groups:
                 part["lr"] = part["full"] * self.rate
         torch.autograd.backward(loss)
-        parameters = [*self.network.parameters(), *self.log_z.parameters()]
-        torch.nn.utils.clip_grad_norm_(parameters, self.config.clip)
+        torch.nn.utils.clip_grad_norm_([*self.network.parameters(), *self.beside], self.config.clip)
         for optimiser in self.optimisers.values():
             optimiser.step()
 
-    def _level_log_z(self, group: Group, workload: Tensor) -> None:
+    @torch.no_grad()
+    def _level(
+        self, group: Group, walk: Walk, workload: Tensor, tau: Tensor, log_rewards: Tensor
+    ) -> None:
         """Start log Z where a family's first batch balances on average, not nats away from it."""
-        with torch.no_grad():
-            walk = group.forest.walk(self.network, workload, generator=self.generator)
-            trajectories = group.env.trajectories(walk, workload)
-            scores = group.balance.get_scores(trajectories, recalculate_all_logprobs=False)
-            forest = group.forest
-            own = self.log_z.of(forest.family)
-            log_z = own(forest.features, forest.log_leaves)[workload]
-            own.level.sub_((scores + log_z).mean())
+        excess = (log_rewards - walk.log_probs.sum(0)).unflatten(0, (len(tau), -1)).mean(1)
+        name = group.walks.family
+        over = (excess - group.walks.log_leaves[workload]) * tau
+        for kind in (self.log_z, self.log_f):
+            if kind:
+                kind.of(name).level.copy_(over.mean() / self.network.of(name).config.middle)
 
-    def _batch(self) -> tuple[Group, Tensor]:
-        """A family, drawn by its share, and workload ids [batch] of its active ones in turn."""
-        active = set(self.curriculum.active)
+    def _batch(self) -> tuple[Group, Tensor, Tensor]:
+        """A family, drawn by its share, ids [S] of its active workloads in turn, and temperatures
+        [S, T] of theirs."""
+        config, active = self.config, set(self.curriculum.active)
         held = [[w for w, i in enumerate(g.ids) if i in active] for g in self.groups]
         chosen = 0
         if len(held) > 1:
             chosen = int(self.rng.choice(len(held), p=self._shares([len(h) for h in held])))
-        ids = torch.from_numpy(self.rng.permutation(held[chosen])[: self.config.workloads])
-        ids = ids.to(self.compute, non_blocking=True)
-        turns = ids.repeat(-(-self.config.batch // len(ids)))[: self.config.batch]
-        return self.groups[chosen], turns
+        ids = torch.from_numpy(self.rng.permutation(held[chosen])[: config.workloads])
+        shape = len(ids), max(1, config.batch // (len(ids) * config.each))
+        tau = torch.full(shape, config.tau)
+        if config.temperatures:
+            least, most = np.log(config.temperatures)
+            tau = torch.from_numpy(np.exp(self.rng.uniform(least, most, shape))).float()
+        ids, tau = (x.to(self.compute, non_blocking=True) for x in (ids, tau))
+        return self.groups[chosen], ids, tau
 
     def _shares(self, workloads: Sequence[int]) -> NDArray[np.float64]:
         """Of the steps, by family: by how many workloads it has, and by how far off it still is.
@@ -269,53 +275,79 @@ class Trainer:
         weights = np.sqrt(np.array(workloads) * np.array(losses))
         return EVEN / len(weights) + (1 - EVEN) * weights / weights.sum()
 
-    def _need(self, workloads: Iterable[int]) -> None:
-        """Work out the targets of workloads that have none yet."""
-        places = {i: self._place(i) for i in workloads}
-        missing = [i for i, (group, w) in places.items() if w not in group.log_z]
-        for i in self.bar(missing) if missing else ():
-            group, w = places[i]
-            group.set(w, self.reward, self.config.tau)
-
     def propose(
         self, workload: int, count: int, known: NDArray[np.int64] | None = None
     ) -> NDArray[np.int64]:
         """Codes of distinct strategies of a workload, none of `known`, drawn one after the other
         with the policy's probabilities."""
         group, number = self._place(workload)
-        codes = self.spaces[workload].codes
-        scores = group.forest.leaf_log_probs(self.network, number).double().cpu().numpy()
-        keys = scores + self.rng.gumbel(size=len(scores))
-        if known is not None:
-            codes, keys = (a[~np.isin(self.spaces[workload].codes, known)] for a in (codes, keys))
-        return codes[np.argsort(-keys)[:count]]
+        seen = np.zeros(0, np.int64) if known is None else known
+        walks, network = group.walks, self.network
+        drawn = draw_distinct(
+            walks, network, number, count + len(seen), rng=self.rng, tau=self.config.tau
+        )
+        codes = drawn.choices.cpu().numpy() @ group.spaces[number].strides[1:]
+        fresh: NDArray[np.int64] = codes[~np.isin(codes, seen)][:count]
+        return fresh
+
+    def remember(self, workload: int, codes: NDArray[np.int64]) -> None:
+        """Learn from these strategies [n] of a workload, too, as if they had been met."""
+        group, number = self._place(workload)
+        choices = torch.from_numpy(group.spaces[number].indices(codes)).to(self.compute)
+        one = torch.tensor([number], device=self.compute)
+        worth = group.worth(one.expand(len(choices)), choices)
+        group.replay.add(one, choices[None], worth[None])
 
     def reward_anew(self, reward: Reward, workloads: Sequence[int]) -> None:
-        """Train on another reward from here on; its targets differ for these workloads only."""
+        """Train on another reward from here on, which differs for these workloads only."""
         self.reward = reward
         for workload in workloads:
             group, number = self._place(workload)
-            group.set(number, reward, self.config.tau)
+            group.replay.forget(number)
+            self._judged.pop(id(self.spaces[workload]), None)
 
     def _place(self, workload: int) -> tuple[Group, int]:
         """The group that holds a workload, and its number in there."""
         group = next(g for g in self.groups if workload in g.ids)
         return group, group.ids.index(workload)
 
-    def distances(self, workloads: Sequence[int]) -> list[float]:
-        """Exact total variation distance to the target, of workload ids."""
-        self._need(workloads)
-        places = map(self._place, workloads)
-        return [d for group, w in places for d in group.distances(self.network, [w])]
+    def distances(self, workloads: Sequence[int], tau: float | None = None) -> list[float]:
+        """Exact total variation distance to the target, of workload ids, at a temperature (the
+        configuration's)."""
+        return list(self.held_out_distances([self.spaces[i] for i in workloads], tau))
 
-    def held_out_distances(self, spaces: Sequence[Space]) -> Iterator[float]:
-        """The same of spaces that are not trained, one after the other."""
+    def log_z_error(self, workload: int, tau: float | None = None) -> float:
+        """What is learned of log Z less the exact one, in nats; where the objective learns none,
+        the mean over walks that it stands for."""
+        group, number = self._place(workload)
+        walks, tau = group.walks, tau or self.config.tau
+        one = torch.tensor([number], device=self.compute)
+        at = torch.full((1,), tau, device=self.compute)
+        with torch.no_grad():
+            if self.config.objective == "tb":
+                features, leaves = walks.features[one], walks.log_leaves[one]
+                learned = self.log_z.of(walks.family)(features, leaves, at)
+            else:
+                own = torch.Generator(self.compute).manual_seed(0)
+                walk = walks.walk(self.network, one, at, each=1024, generator=own)
+                log_rewards = group.worth(one.expand(1024), walk.choices) / tau
+                learned = (log_rewards - walk.log_probs.sum(0)).mean()
+        return learned.item() - self._target(self.spaces[workload]).log_z(tau)
+
+    def held_out_distances(
+        self, spaces: Iterable[AnySpace], tau: float | None = None
+    ) -> Iterator[float]:
+        """The same of spaces, one after the other; they are listed for it."""
         for space in spaces:
-            if id(space) not in self._judged:
-                judged = Targets([space], self.compute)
-                judged.set(0, self.reward, self.config.tau)
-                self._judged[id(space)] = judged
-            yield from self._judged[id(space)].distances(self.network, [0])
+            yield self._target(space).distance(self.network, tau or self.config.tau)
+
+    def _target(self, space: AnySpace) -> Target:
+        """The exact target of a space, remembered for a while."""
+        if id(space) not in self._judged:
+            while sum(len(t.space) for t in self._judged.values()) > REMEMBERED:
+                del self._judged[next(iter(self._judged))]
+            self._judged[id(space)] = Target(space, self.reward, self.compute)
+        return self._judged[id(space)]
 
     def stage_workloads(self, most: int) -> list[list[int]]:
         """Of each family up to `most` workloads, spread evenly: of those of the current stage, or
@@ -339,10 +371,7 @@ class Trainer:
 
     def promote(self, distance: float | None) -> Promotion | None:
         """Add a stage if this one is near enough (None: not measured) or has had its time."""
-        promotion = self.curriculum.measured(distance, self.step, self.progress)
-        if promotion:
-            self._need(self.curriculum.active)
-        return promotion
+        return self.curriculum.measured(distance, self.step, self.progress)
 
     def policy_checkpoint(self, about: Mapping[str, Any]) -> Checkpoint:
         """What sampling needs and no more; `about` is JSON data kept in the header."""
@@ -352,7 +381,12 @@ class Trainer:
     def state(self, about: Mapping[str, Any]) -> Checkpoint:
         """Everything a later `restore` needs to continue exactly."""
         tensors = self.policy_checkpoint({}).tensors
-        tensors |= {f"log_z.{k}": v for k, v in self.log_z.state_dict().items()}
+        for name, kind in (("log_z", self.log_z), ("log_f", self.log_f)):
+            tensors |= {f"{name}.{k}": v for k, v in (kind.state_dict() if kind else {}).items()}
+        for group in self.groups:
+            met = group.replay
+            tensors |= {f"met.{group.walks.family}.choices": met.choices,
+                        f"met.{group.walks.family}.worth": met.worth}  # fmt: skip
         for name, optimiser in self.optimisers.items():
             for i, slots in optimiser.state_dict()["state"].items():
                 tensors |= {f"{name}.{i}.{key}": value for key, value in slots.items()}
@@ -360,7 +394,7 @@ class Trainer:
         curriculum = self.curriculum
         progress = {
             "train": self.config.to_json(),
-            "leaves": [len(s) for s in self.spaces],
+            "leaves": self._leaves,
             "step": self.step,
             "total": self.total,
             "rng": self.rng.bit_generator.state,
@@ -372,20 +406,28 @@ class Trainer:
         }
         return Checkpoint(self.network.config, {**about, **progress}, tensors)
 
+    @property
+    def _leaves(self) -> list[int]:
+        """By which a run knows its workloads; one with streams goes on with others."""
+        return [] if self.streams else [len(s) for s in self.spaces]
+
     def restore(self, checkpoint: Checkpoint, where: object = "checkpoint") -> None:
         """Take over a state; CheckpointError where it is of another run or decision space."""
         for group in self.groups:
-            require_space(where, checkpoint.network, family_shape(group.forest.spaces.spaces[0]))
+            require_space(where, checkpoint.network, family_shape(group.spaces[0]))
         config = checkpoint.config
-        if config.get("leaves") != [len(s) for s in self.spaces] or "generator" not in (
-            checkpoint.tensors
-        ):
+        if config.get("leaves") != self._leaves or "generator" not in (checkpoint.tensors):
             raise CheckpointError(
                 f"{where}: not a state to resume: it is a policy alone, or of other workloads or "
                 f"rules"
             )
         self.network.load_state_dict(checkpoint.group("policy"))
         self.log_z.load_state_dict(checkpoint.group("log_z"))
+        if self.log_f:
+            self.log_f.load_state_dict(checkpoint.group("log_f"))
+        for group in () if self.streams else self.groups:
+            for name, tensor in checkpoint.group(f"met.{group.walks.family}").items():
+                getattr(group.replay, name).copy_(tensor)
         for name, optimiser in self.optimisers.items():
             slots: dict[int, dict[str, Tensor]] = {}
             for place, value in checkpoint.group(name).items():
@@ -394,7 +436,6 @@ class Trainer:
             optimiser.load_state_dict({**optimiser.state_dict(), "state": slots})
         self.curriculum.stage, self.curriculum.since = config["stage"], config["since"]
         self.curriculum.promotions = [Promotion(**p) for p in config["promotions"]]
-        self._need(self.curriculum.active)
         losses = zip(self.groups, config["losses"], config["known_losses"], strict=True)
         for group, loss, group.known in losses:
             group.loss = None if loss is None else torch.tensor(loss, device=self.compute)
@@ -403,7 +444,7 @@ class Trainer:
         self.step, self.total = config["step"], config["total"]
 
 
-def watched(spaces: Sequence[Space], most: int) -> list[int]:
+def watched(spaces: Sequence[AnySpace], most: int) -> list[int]:
     """Places of up to `most` spaces, evenly over the sequence; of fewer where spaces are large,
     so that their exact distances do not take longer than the training between them."""
     leaves = sum(map(len, spaces)) / max(len(spaces), 1)
@@ -411,10 +452,10 @@ def watched(spaces: Sequence[Space], most: int) -> list[int]:
     return [(2 * i + 1) * len(spaces) // (2 * n) for i in range(n)]
 
 
-def refuse_overlap(trained: Sequence[Space], held_out: Sequence[Space]) -> None:
+def refuse_overlap(trained: Sequence[AnySpace], held_out: Sequence[AnySpace]) -> None:
     """ValueError when a held-out workload is also trained."""
 
-    def key(space: Space) -> tuple[object, ...]:
+    def key(space: AnySpace) -> tuple[object, ...]:
         problem = space.problem
         return problem.family, problem.axes, problem.dtype, space.device.name
 
@@ -423,7 +464,7 @@ def refuse_overlap(trained: Sequence[Space], held_out: Sequence[Space]) -> None:
         raise ValueError(f"held-out workloads must not be trained: {sorted(map(str, both))}")
 
 
-def network_config(spaces: Sequence[Space], config: TrainConfig) -> NetworkConfig:
+def network_config(spaces: Sequence[AnySpace], config: TrainConfig) -> NetworkConfig:
     """A family policy for each family of these workloads, whose features set its standardisation.
 
     What never varies gets no gain: on a device or dtype that was not trained, an untrained weight
@@ -436,10 +477,11 @@ def network_config(spaces: Sequence[Space], config: TrainConfig) -> NetworkConfi
         center, spread = values.mean(0), values.std(0, correction=0)
         gain = torch.where(spread > 1e-6, 1 / spread.clamp(min=LEAST_SPREAD), 0.0)
         rows = tuple(center.tolist()), tuple(gain.tolist())
-        policies.append(FamilyConfig(family_shape(own[0]), *rows, config.hidden, config.layers))
+        shape, size = family_shape(own[0]), (config.hidden, config.layers)
+        policies.append(FamilyConfig(shape, *rows, *size, temperatures=config.temperatures))
     return NetworkConfig(tuple(policies))
 
 
-def _by_family(spaces: Sequence[Space]) -> list[list[int]]:
+def _by_family(spaces: Sequence[AnySpace]) -> list[list[int]]:
     names = list(dict.fromkeys(s.family.name for s in spaces))
     return [[i for i, s in enumerate(spaces) if s.family.name == name] for name in names]

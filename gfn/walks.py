@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from torch import Tensor
 
 from ptxflow.env.features import describe_device, describe_problem
 from ptxflow.env.relation import RelationSpace
+from ptxflow.env.reward import TAU
 from ptxflow.env.space import SpaceSet, StrategySpace, require_same_decisions
-from ptxflow.gfn.network import FamilyShape, PolicyNetwork
+from ptxflow.gfn.network import Conditions, FamilyShape, PolicyNetwork
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,12 @@ class Walk:
     """N complete strategies and their log-probabilities, step by step.
 
     choices    int64 [N, F]
-    leaf       int64 [N]      leaf id in a forest; the workload in diagrams
     log_probs  float [F, N]   of the policy itself: neither epsilon nor forcing enters
     entropy    float []       mean over the walks of the summed step entropies
     masked     float []       share of choice slots that the masks ruled out
     """
 
     choices: Tensor
-    leaf: Tensor
     log_probs: Tensor
     entropy: Tensor
     masked: Tensor
@@ -46,17 +46,17 @@ class Walk:
 class Walks:
     """The spaces of one family as tensors on `device`; workload w begins at node w.
 
-    child  int32 [nodes, sizes[t]] at each depth; -1 where illegal
-    tree   int32 [nodes] at each depth: the workload
+    child       int32 [nodes, sizes[t]] at each depth; -1 where illegal
+    log_counts  float [nodes, sizes[t]] at each depth, of completions; -inf where illegal
 
-    The tables are int32, to halve what lies in memory; they are widened where they are looked up.
+    Children are int32, to halve what lies in memory; they are widened where they are looked up.
     """
 
     def __init__(
         self,
         spaces: Sequence[StrategySpace],
         children: Sequence[NDArray[np.int32]],
-        trees: Sequence[NDArray[np.int32]],
+        counts: Sequence[NDArray[np.int64]],
         device: torch.device | str,
     ) -> None:
         self.device = torch.device(device)
@@ -64,8 +64,9 @@ class Walks:
         self.depth = len(self.sizes)
         self.family = spaces[0].family.name
         self.child = [self._table(child) for child in children]
-        self.tree = [self._table(tree) for tree in trees]
         self.legal = [self._table((child >= 0).sum(1, dtype=np.int32)) for child in children]
+        with np.errstate(divide="ignore"):
+            self.log_counts = [self._table(np.log(c).astype(np.float32)) for c in counts]
         self.log_leaves = torch.tensor([float(len(s)) for s in spaces], device=self.device).log()
         self.features = workload_features(spaces).to(self.device)
 
@@ -80,23 +81,35 @@ class Walks:
         """Whether it pays to pick the rows that matter: not where the host would have to wait."""
         return self.device.type == "cpu"
 
+    def conditions(
+        self, network: PolicyNetwork, workload: Tensor, tau: Tensor | None = None
+    ) -> Conditions:
+        """Of workload ids [S] at temperatures [S], by default all at TAU."""
+        tau = torch.full(workload.shape, TAU, device=self.device) if tau is None else tau
+        return network.of(self.family).conditions(self.features.index_select(0, workload), tau)
+
     def step_log_probs(
-        self, network: PolicyNetwork, depth: int, node: Tensor, prefix: Tensor, conditions: Tensor
+        self,
+        network: PolicyNetwork,
+        depth: int,
+        node: Tensor,
+        prefix: Tensor,
+        conditions: Conditions,
+        which: Tensor,
     ) -> Tensor:
         """Log-probabilities [n, sizes[depth]] of the next choice; -inf where illegal.
 
-        node [n] at this depth, prefix [n, >= depth] choice indices, conditions [W, hidden].
+        node [n] at this depth, prefix [n, >= depth] choice indices, which [n] of the conditions.
         """
-        legal = self.child[depth][node] >= 0
         if not self.compact:
-            return self._scored(network, depth, node, prefix, conditions, legal)
-        out = torch.zeros(legal.shape).masked_fill(~legal, -torch.inf)
+            return self._scored(network, depth, node, prefix, conditions, which)
+        out = torch.zeros(len(node), self.sizes[depth])
+        out.masked_fill_(self.child[depth][node] < 0, -torch.inf)
         live = torch.nonzero(self.legal[depth][node] > 1).squeeze(1)
         if not len(live):
             return out
-        prefix = prefix.index_select(0, live)
-        table = self._scored(network, depth, node[live], prefix, conditions, legal[live])
-        return out.index_copy(0, live, table)
+        rows = (node[live], prefix.index_select(0, live), conditions, which[live])
+        return out.index_copy(0, live, self._scored(network, depth, *rows))
 
     def _scored(
         self,
@@ -104,31 +117,38 @@ class Walks:
         depth: int,
         node: Tensor,
         prefix: Tensor,
-        conditions: Tensor,
-        legal: Tensor,
+        conditions: Conditions,
+        which: Tensor,
     ) -> Tensor:
         policy = network.of(self.family)
-        state = conditions.index_select(0, self.tree[depth][node].long())
-        logits = policy.logits(depth, state + policy.decided(depth, prefix))
-        return torch.log_softmax(logits.masked_fill(~legal, -torch.inf), 1)
+        state = conditions.encoded.index_select(0, which) + policy.decided(depth, prefix)
+        scale, log_counts = conditions.scale[which], self.log_counts[depth][node]
+        return torch.log_softmax(policy.logits(depth, state, scale, log_counts), 1)
 
     def walk(
         self,
         network: PolicyNetwork,
         workload: Tensor,
+        tau: Tensor | None = None,
         *,
+        each: int = 1,
         given: Tensor | None = None,
+        wanted: Tensor | None = None,
         epsilon: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> Walk:
-        """One complete strategy for each workload id [N]; differentiable in `log_probs`.
+        """`each` complete strategies, one after the other, for each of workload ids [S] at
+        temperatures [S] (TAU); N = S each in all; differentiable in `log_probs`.
 
-        given [N, F] forces the choices that are not -1 (prefixes to complete), and ValueError says
-        if they are not valid. Elsewhere a choice is uniform over the legal ones with probability
-        epsilon, else the policy's.
+        wanted [N, F] are choices that are taken where they are legal and not -1; given [N, F] are
+        such that must be, and ValueError says if one is not. Elsewhere a choice is uniform over the
+        legal ones with probability epsilon, else the policy's.
         """
-        walk = self._walked(network, workload, given, epsilon, generator)
-        if given is not None and bool(walk.log_probs.isneginf().any()):
+        wanted = wanted if given is None else given
+        conditions = self.conditions(network, workload, tau)
+        which = torch.arange(len(workload), device=self.device).repeat_interleave(each)
+        walk = self._walked(network, workload, conditions, which, wanted, epsilon, generator)
+        if given is not None and bool(((walk.choices != given) & (given >= 0)).any()):
             raise ValueError("a given strategy is not valid for its workload")
         return walk
 
@@ -136,31 +156,36 @@ class Walks:
         self,
         network: PolicyNetwork,
         workload: Tensor,
-        forced: Tensor | None,
+        conditions: Conditions,
+        which: Tensor,
+        wanted: Tensor | None,
         epsilon: float,
         generator: torch.Generator | None,
     ) -> Walk:
-        n, node = len(workload), workload.long()
-        conditions = self.conditions(network)
-        choices = node.new_zeros(n, self.depth)
-        steps, entropy, masked = [], conditions.new_zeros(()), conditions.new_zeros(())
-        prefix = node
+        node = workload.long()[which]
+        choices = node.new_zeros(len(node), self.depth)
+        steps, entropy, masked = [], self.features.new_zeros(()), self.features.new_zeros(())
+        prefix = which
         for depth, size in enumerate(self.sizes):
             rows, back = self._distinct(prefix)
-            table = self.step_log_probs(network, depth, node[rows], choices[rows], conditions)
+            table = self.step_log_probs(
+                network, depth, node[rows], choices[rows], conditions, which[rows]
+            )
             with torch.no_grad():
                 spread = -(table.exp() * table.clamp(min=-1e4)).sum(1)
                 entropy = entropy + spread[back].mean()
                 masked = masked + 1 - self.legal[depth][node].float().mean() / size
                 chosen = _draw(_explore(table, epsilon)[back], generator)
-                if forced is not None:
-                    chosen = torch.where(forced[:, depth] >= 0, forced[:, depth], chosen)
+                if wanted is not None:
+                    asked = wanted[:, depth].clamp(min=0)
+                    legal = self.child[depth][node, asked] >= 0
+                    chosen = torch.where(legal & (wanted[:, depth] >= 0), asked, chosen)
                 choices[:, depth].copy_(chosen)
             steps.append(table[back].gather(1, chosen[:, None]).squeeze(1))
             node = self.child[depth][node, chosen].long()
             if isinstance(back, Tensor):
                 prefix = back * size + chosen
-        return Walk(choices, node, torch.stack(steps), entropy, masked / self.depth)
+        return Walk(choices, torch.stack(steps), entropy, masked / self.depth)
 
     def _distinct(self, prefix: Tensor) -> tuple[Tensor | slice, Tensor | slice]:
         """Rows to evaluate, one of each distinct prefix by its number, and which of them each row
@@ -171,19 +196,16 @@ class Walks:
         rows = torch.arange(len(back), device=self.device)
         return torch.empty_like(distinct).scatter_(0, back, rows), back
 
-    def conditions(self, network: PolicyNetwork) -> Tensor:
-        """[W, hidden]"""
-        return network.of(self.family).conditions(self.features)
-
 
 class Forest(Walks):
     """The listed spaces of one family; every prefix has a node of its own."""
 
     def __init__(self, spaces: SpaceSet, device: torch.device | str = "cpu") -> None:
         levels = spaces.levels
-        super().__init__(
-            spaces.spaces, [v.child for v in levels[:-1]], [v.tree for v in levels], device
-        )
+        counts = [
+            np.where(v.child < 0, 0, np.diff(below.first)[v.child]) for v, below in pairwise(levels)
+        ]
+        super().__init__(spaces.spaces, [v.child for v in levels[:-1]], counts, device)
         self.spaces = spaces
         self.parent = [self._table(level.parent) for level in levels]
         self.choice = [self._table(level.choice) for level in levels]
@@ -191,50 +213,33 @@ class Forest(Walks):
         self.trees = [
             np.searchsorted(level.tree, np.arange(len(spaces) + 1)).tolist() for level in levels
         ]
-        self.leaf_offsets = self._table(spaces.leaf_offsets)
-
-    def choices(self, leaf: Tensor) -> Tensor:
-        """Leaf ids [n] -> choice indices [n, F]; -1 throughout for leaf -1."""
-        none = leaf < 0
-        node, out = leaf.clamp(min=0), []
-        for depth in range(self.depth, 0, -1):
-            out.append(self.choice[depth][node].long())
-            node = self.parent[depth][node].long()
-        return torch.stack(out[::-1], 1).masked_fill(none[:, None], -1)
-
-    def walk(
-        self,
-        network: PolicyNetwork,
-        workload: Tensor,
-        *,
-        given: Tensor | None = None,
-        leaf: Tensor | None = None,
-        epsilon: float = 0.0,
-        generator: torch.Generator | None = None,
-    ) -> Walk:
-        """As `Walks.walk`; leaf [N] forces whole strategies of these ids, where not -1."""
-        if leaf is not None:
-            return self._walked(network, workload, self.choices(leaf), epsilon, generator)
-        return super().walk(network, workload, given=given, epsilon=epsilon, generator=generator)
 
     @torch.no_grad()
     def leaf_log_probs(
-        self, network: PolicyNetwork, workload: int, chunk: int | None = None
+        self,
+        network: PolicyNetwork,
+        workload: int,
+        tau: float = TAU,
+        chunk: int | None = None,
     ) -> Tensor:
         """Exact log-probability of every leaf of one workload, in code order; they sum to 1.
 
         Level by level over the distinct prefixes, so that each is evaluated once.
         """
         chunk = chunk or (8192 if self.compact else 1 << 18)
-        conditions = self.conditions(network)
-        total = conditions.new_zeros(1)
-        choices = self.leaf_offsets.new_zeros(1, 0)
+        one = torch.tensor([workload], device=self.device)
+        conditions = self.conditions(network, one, torch.full((1,), tau, device=self.device))
+        total = self.features.new_zeros(1)
+        choices = one.new_zeros(1, 0)
         for depth in range(self.depth):
             start, stop = self.trees[depth][workload : workload + 2]
             nodes = torch.arange(start, stop, device=self.device)
             parts = zip(torch.split(nodes, chunk), torch.split(choices, chunk), strict=True)
             table = torch.cat(
-                [self.step_log_probs(network, depth, n, p, conditions) for n, p in parts]
+                [
+                    self.step_log_probs(network, depth, n, p, conditions, torch.zeros_like(n))
+                    for n, p in parts
+                ]
             )
             below = slice(*self.trees[depth + 1][workload : workload + 2])
             parent = self.parent[depth + 1][below].long() - start
@@ -242,10 +247,6 @@ class Forest(Walks):
             total = total[parent] + table[parent, choice]
             choices = torch.cat([choices[parent], choice[:, None]], 1)
         return total
-
-    def leaves(self, workload: int) -> slice:
-        """The leaf ids of a workload."""
-        return slice(*self.spaces.leaf_offsets[workload : workload + 2].tolist())
 
 
 class Diagrams(Walks):
@@ -262,8 +263,11 @@ class Diagrams(Walks):
             ])
             for depth in range(counts.shape[1] - 1)
         ]  # fmt: skip
-        own = np.arange(len(spaces), dtype=np.int32)
-        super().__init__(spaces, children, [np.repeat(own, n) for n in counts.T[:-1]], device)
+        completions = [
+            np.concatenate([s.layers[depth].counts for s in spaces])
+            for depth in range(counts.shape[1] - 1)
+        ]
+        super().__init__(spaces, children, completions, device)
 
 
 def describe(space: StrategySpace) -> dict[str, float]:

@@ -183,12 +183,11 @@ class Synchronisation(Accesses):
         targets = self._masked(agent, node, mask) if mask else [agent.cta]
         for cta in targets:
             message = Message(complete, complete, released)
-            if cta != agent.cta:
-                bit = self._event(agent, node)
-                self.foreign[cta] |= bit
-                self.handed |= bit
-                message.async_ |= bit
-                done.after |= bit
+            bit = self._event(agent, node)  # the arrival, which must find the CTA there
+            self.foreign[cta] |= bit
+            self.handed |= bit
+            message.async_ |= bit
+            done.after |= bit
             bar = self._barrier(agent, node, node.src[0], cta, fenced=True)
             self._later(partial(self._arrive, agent, node, bar, 1, message, seen))
 

@@ -170,6 +170,7 @@ class Grid:
         self.module, self.launch = module, launch
         self.memory = Global(tensors)
         self.maps: dict[int, TensorMap] = {}
+        self.acquired: dict[tuple[int, int], bytes] = {}  # CTA and address -> a map that was made
         self.constants: dict[int, tuple[int, int]] = {}  # address -> (bytes, value)
         self.report = Report()
         self.races = Races(module.code, self._note)

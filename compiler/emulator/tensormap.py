@@ -7,7 +7,7 @@ writes the part inside. The limits are those of cuTensorMapEncodeTiled.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -43,6 +43,7 @@ class TensorMap:
     box: tuple[int, ...]  # innermost first
     swizzle: int
     shadow: Shadow
+    offset: int = 0  # of the view in the shadow's bytes
 
     @property
     def row_bytes(self) -> int:
@@ -95,7 +96,7 @@ class TensorMap:
         if not window:
             return np.empty(0, np.int64), None
         *outer, row = window[0]
-        first = np.array([row.start])
+        first = np.array([self.offset + row.start])
         for s, stride in zip(outer, self.view.strides, strict=False):
             first = np.add.outer(first, np.arange(s.start, s.stop) * stride).ravel()
         return granules(first, row.stop - row.start)
@@ -119,35 +120,44 @@ def signed(coordinate: int) -> int:
 
 def encode(param: TensorMapParam, buffer: Buffer, axes: Mapping[str, int]) -> TensorMap:
     """The map of a launch parameter over its tensor; raises ValueError on a limit broken."""
-
-    def refuse(what: str) -> ValueError:
-        return ValueError(f"tensor map over {param.tensor!r}: {what}")
-
     if param.dtype not in KINDS:
-        raise refuse(f"unknown dtype {param.dtype!r}; known: {', '.join(KINDS)}")
-    kind, rank = KINDS[param.dtype], len(param.dims)
-    element = int(kind.lstrip("busf")) // 8
-    if not 1 <= rank <= 5 or len(param.box) != rank or len(param.strides) != rank - 1:
-        raise refuse("it has 1 to 5 dimensions, a box side for each, a stride for all but one")
+        raise _refuse(buffer, f"unknown dtype {param.dtype!r}; known: {', '.join(KINDS)}")
+    if buffer.array.dtype.name not in _HELD.get(param.dtype, (param.dtype,)):
+        raise _refuse(buffer, f"the argument holds {buffer.array.dtype}, not {param.dtype}")
     dims = [evaluate(d, axes) for d in param.dims]
     strides = [evaluate(s, axes) for s in param.strides]
+    return mapped(buffer, 0, KINDS[param.dtype], dims, strides, param.box, param.swizzle)
+
+
+def _refuse(buffer: Buffer, what: str) -> ValueError:
+    return ValueError(f"tensor map over {buffer.name!r}: {what}")
+
+
+def mapped(
+    buffer: Buffer, offset: int, kind: str, dims: Sequence[int], strides: Sequence[int],
+    box: tuple[int, ...], swizzle: int,
+) -> TensorMap:  # fmt: skip
+    """A map over a buffer from a byte on; raises ValueError on a limit broken."""
+    rank, element = len(dims), int(kind.lstrip("busf")) // 8
+    if not 1 <= rank <= 5 or len(box) != rank or len(strides) != rank - 1:
+        raise _refuse(
+            buffer, "it has 1 to 5 dimensions, a box side for each, a stride for all but one"
+        )
     if any(not 1 <= d <= 2**32 for d in dims):
-        raise refuse(f"dimensions {dims}")
+        raise _refuse(buffer, f"dimensions {dims}")
     if any(s % 16 or not 0 < s < 2**40 for s in strides):
-        raise refuse(f"strides of {strides} bytes are not multiples of 16 below 2^40")
-    inner = param.box[0] * element
-    if any(not 1 <= side <= 256 for side in param.box) or inner % 16:
-        raise refuse(f"box {param.box}: 1..256 each, rows of a multiple of 16 bytes")
-    if param.swizzle not in (0, 32, 64, 128):
-        raise refuse(f"swizzle {param.swizzle}")
-    if param.swizzle and inner != param.swizzle:
-        raise refuse(f"a box row of {inner} bytes is not the {param.swizzle} swizzled")
-    if buffer.array.dtype.name not in _HELD.get(param.dtype, (param.dtype,)):
-        raise refuse(f"the argument holds {buffer.array.dtype}, not {param.dtype}")
+        raise _refuse(buffer, f"strides of {strides} bytes are not multiples of 16 below 2^40")
+    inner = box[0] * element
+    if any(not 1 <= side <= 256 for side in box) or inner % 16:
+        raise _refuse(buffer, f"box {box}: 1..256 each, rows of a multiple of 16 bytes")
+    if swizzle not in (0, 32, 64, 128):
+        raise _refuse(buffer, f"swizzle {swizzle}")
+    if swizzle and inner != swizzle:
+        raise _refuse(buffer, f"a box row of {inner} bytes is not the {swizzle} swizzled")
     extent = dims[0] * element + sum((d - 1) * s for d, s in zip(dims[1:], strides, strict=True))
-    if extent > len(buffer.data):
-        raise refuse(f"it spans {extent} bytes, the argument has {len(buffer.data)}")
+    if offset % 16 or offset + extent > len(buffer.data):
+        raise _refuse(buffer, f"it spans {extent} bytes from {offset} on, of {len(buffer.data)}")
     view = np.lib.stride_tricks.as_strided(
-        buffer.data, (*dims[:0:-1], dims[0] * element), (*strides[::-1], 1), writeable=True
+        buffer.data[offset:], (*dims[:0:-1], dims[0] * element), (*strides[::-1], 1), writeable=True
     )
-    return TensorMap(param.tensor, view, kind, element, param.box, param.swizzle, buffer.shadow)
+    return TensorMap(buffer.name, view, kind, element, box, swizzle, buffer.shadow, offset)

@@ -9,7 +9,8 @@ import numpy as np
 from ptxflow.compiler.emulator import bulk
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array
-from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT
+from ptxflow.compiler.emulator.made_maps import made
+from ptxflow.compiler.emulator.memory import GLOBAL_BASE, OFFSET_MASK, RANK_SHIFT
 from ptxflow.compiler.emulator.operands import Line, Read, by_lane, operation
 from ptxflow.compiler.emulator.parse import Address
 from ptxflow.compiler.emulator.tensormap import TensorMap, box_chunks, signed
@@ -18,10 +19,18 @@ from ptxflow.compiler.emulator.warp import Step, Warp
 ROWS = 4  # of a gather
 
 
-def tensor_map(w: Warp, address: int, rank: int) -> TensorMap:
+def find_map(w: Warp, line: int, address: int) -> TensorMap:
+    """A parameter, or what the kernel made of global memory."""
     found = w.cta.machine.maps.get(address)
+    if found is None and address >= GLOBAL_BASE:
+        found = made(w, line, address)
     if found is None:
         raise Fault(f"no tensor map at 0x{address:X}")
+    return found
+
+
+def tensor_map(w: Warp, line: int, address: int, rank: int) -> TensorMap:
+    found = find_map(w, line, address)
     if len(found.box) != rank:
         raise Fault(f"a {rank}d copy by a tensor map of {len(found.box)} dimensions")
     return found
@@ -55,7 +64,7 @@ def load(line: Line) -> Step:
     def run(w: Warp) -> None:
         values = (address(w), map_at(w), barrier(w), mask(w), *(c(w) for c in coordinates))
         for _, (at, source, bar, targets, *place) in by_lane(w, *values):
-            tm, corner = tensor_map(w, source, rank), tuple(map(signed, place))
+            tm, corner = tensor_map(w, line.ins.line, source, rank), tuple(map(signed, place))
             new = bulk.Load(
                 at,
                 tm.chunks(at & OFFSET_MASK),
@@ -84,7 +93,7 @@ def gather(line: Line) -> Step:
     def run(w: Warp) -> None:
         values = (address(w), map_at(w), barrier(w), *(c(w) for c in coordinates))
         for _, (at, source, bar, *place) in by_lane(w, *values):
-            tm = tensor_map(w, source, 2)
+            tm = tensor_map(w, line.ins.line, source, 2)
             if tm.box[1] != 1:
                 raise Fault(f"tile::gather4 by a tensor map with a box of {tm.box[1]} rows")
             column, *rows = map(signed, place)
@@ -121,7 +130,8 @@ def store(line: Line) -> Step:
         for lane, (source, at, *place) in by_lane(
             w, map_at(w), address(w), *(c(w) for c in coordinates)
         ):
-            _issue_store(w, line.ins.line, lane, tensor_map(w, source, rank), at, place, how)
+            tm = tensor_map(w, line.ins.line, source, rank)
+            _issue_store(w, line.ins.line, lane, tm, at, place, how)
 
     return run
 
@@ -158,7 +168,7 @@ def prefetch(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         for _, (source,) in by_lane(w, map_at(w)):
-            tensor_map(w, source, rank)
+            tensor_map(w, line.ins.line, source, rank)
 
     return run
 
@@ -171,7 +181,6 @@ def prefetch_map(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         for _, (source,) in by_lane(w, address(w)):
-            if source not in w.cta.machine.maps:
-                raise Fault(f"no tensor map at 0x{source:X}")
+            find_map(w, line.ins.line, source)
 
     return run

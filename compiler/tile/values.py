@@ -154,9 +154,9 @@ class Vector:
 
     def __getitem__(self, index: int | slice) -> Self:
         if isinstance(index, int):
-            return replace(self, slot=part(self.slot, index, 1))
+            return type(self)(self.registers, part(self.slot, index, 1), self.by_row)
         first, last, _ = index.indices(self.n)
-        return replace(self, slot=part(self.slot, first, last - first))
+        return type(self)(self.registers, part(self.slot, first, last - first), self.by_row)
 
     def each(self) -> list[Self]:
         """Its registers, each apart, as those whose values are used must be."""
@@ -164,7 +164,7 @@ class Vector:
 
     def fresh(self, n: int = 0) -> Self:
         """As many registers, or `n`, that nothing else has."""
-        return replace(self, slot=self.registers.fresh(n or self.n))
+        return type(self)(self.registers, self.registers.fresh(n or self.n), self.by_row)
 
     def set(self, other: Vector, **attrs: str) -> None:
         emit(at.copy(self.slot, other.slot, **attrs))

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ptxflow.compiler.device import Device
+from ptxflow.env.relation import Layer, RelationSpace, relate
 from ptxflow.env.reward import CachedReward
 from ptxflow.env.space import Codes, EmptySpace, Space, enumerate_space
 from ptxflow.env.tasks.training_set import Member
 
 T = TypeVar("T")
-Work = tuple[Sequence[Member], Device, CachedReward]
+Work = tuple[Sequence[Member], Device, CachedReward, Collection[int]]
 _work: Work | None = None  # of the forked processes, which inherit what cannot be pickled
 
 
@@ -33,17 +34,24 @@ def cores() -> int:
 
 
 def spaces_of(
-    members: Sequence[Member], device: Device, reward: CachedReward, jobs: int = 1
-) -> list[Space | None]:
+    members: Sequence[Member],
+    device: Device,
+    reward: CachedReward,
+    jobs: int = 1,
+    listed: Collection[int] | None = None,
+) -> list[Space | RelationSpace | None]:
     """The space of each workload; None for those that have no strategy on the device.
 
-    With more than one of `jobs`, processes do it and ask `reward` for all of a space, too. They end
-    with this process, however it ends.
+    Those of the places `listed` (all) are listed, the others are not. With more than one of `jobs`,
+    processes do it and ask `reward` for all of what is listed, too. They end with this process,
+    however it ends.
     """
     global _work
+    listed = range(len(members)) if listed is None else frozenset(listed)
     if jobs == 1 or "fork" not in multiprocessing.get_all_start_methods():
-        return [_space(member, device) for member in _shown(members, len(members))]
-    _work, out = (members, device, reward), list[Space | None]()
+        rows = enumerate(_shown(members, len(members)))
+        return [_space(member, device, i in listed) for i, member in rows]
+    _work, out = (members, device, reward, listed), list[Space | RelationSpace | None]()
     try:
         watched, held = multiprocessing.Pipe(duplex=False)
         with multiprocessing.get_context("fork").Pool(jobs, _begin, (watched, held)) as pool:
@@ -51,6 +59,9 @@ def spaces_of(
             for member, made in zip(members, _shown(found, len(members)), strict=True):
                 if made is None:
                     out.append(None)
+                    continue
+                if isinstance(made[0], Layer):
+                    out.append(RelationSpace(member.family, member.problem, device, made))
                     continue
                 codes, tflops = made
                 space = Space(member.family, member.problem, device, codes)
@@ -73,9 +84,10 @@ def _end_with(watched: Connection) -> None:
     os._exit(1)
 
 
-def _space(member: Member, device: Device) -> Space | None:
+def _space(member: Member, device: Device, listed: bool) -> Space | RelationSpace | None:
     try:
-        return enumerate_space(member.family, member.problem, device)
+        make = enumerate_space if listed else relate
+        return make(member.family, member.problem, device)
     except EmptySpace:
         return None
 
@@ -85,10 +97,12 @@ def _shown(items: Iterable[T], total: int) -> Iterable[T]:
     return shown
 
 
-def _enumerated(number: int) -> tuple[Codes, NDArray[np.float32]] | None:
+def _enumerated(number: int) -> tuple[Codes, NDArray[np.float32]] | tuple[Layer, ...] | None:
     assert _work is not None
-    members, device, reward = _work
-    space = _space(members[number], device)
+    members, device, reward, listed = _work
+    space = _space(members[number], device, number in listed)
+    if isinstance(space, RelationSpace):
+        return space.layers
     if space is None:
         return None
     return space.codes, reward.source.tflops(space, space.codes).astype(np.float32)

@@ -43,6 +43,7 @@ class Preset:
     rows: tuple[Row, ...]
     minutes: float
     measurements: int  # of exact distances during a run
+    shapes: int = 0  # workloads of a family at a time, drawn at random instead of the rows' trained
     train: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -178,6 +179,7 @@ ROWS = (
 OWN_ROWS = (Row(own_names(), trained=GEMM.trained, held_out=GEMM.held_out, typical=GEMM.typical),)
 PRESETS = {
     "full": Preset(ROWS, minutes=24.0, measurements=16),
+    "shapes": Preset(ROWS, minutes=24.0, measurements=16, shapes=256, train={"stages": 1}),
     "demo": Preset(
         (
             Row(
@@ -192,9 +194,9 @@ PRESETS = {
         train={"stages": 2, "batch": 256},
     ),
 }
-# Fields of `TrainConfig` where training runs on a GPU: batches that fill it, of all workloads of a
-# family at once, and a deeper network, which costs little there
-ON_GPU: Mapping[str, Any] = {"batch": 16384, "workloads": 1024, "layers": 3}
+# Fields of `TrainConfig` where training runs on a GPU: batches that fill it, and a deeper network,
+# which costs little there
+ON_GPU: Mapping[str, Any] = {"batch": 16384, "workloads": 64, "each": 64, "layers": 3}
 
 
 def registered(definition: Definition) -> Family | None:

@@ -24,7 +24,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.measurements import SCREEN
-from ptxflow.env.space import Space
+from ptxflow.env.space import Space, StrategySpace
 from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space
 from ptxflow.env.tasks.definition import Definition
 from ptxflow.eval.bench.records import Identity, Record, best_baseline, identity
@@ -121,7 +121,7 @@ def subspace(space: Space, fix: Fix) -> NDArray[np.int64]:
     return codes
 
 
-def strategies(space: Space, codes: NDArray[np.int64]) -> list[Strategy]:
+def strategies(space: StrategySpace, codes: NDArray[np.int64]) -> list[Strategy]:
     """The strategies of codes [n] that are in the space."""
     columns = [(d.name, d.choices) for d in space.decisions]
     return [
@@ -214,7 +214,7 @@ def run_together(
     **beside: Any,
 ) -> dict[str, Any]:
     """Time kernels of one workload in the same rounds, beside every baseline or those that `beside`
-    says, `every_baseline` and `without` of a job; then check each.
+    says, `every_baseline`, `without` and `seconds` of a job; then check each.
 
     `status`, and where that is ok, `outcomes`: one for each kernel.
     """

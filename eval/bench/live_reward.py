@@ -18,7 +18,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
 from ptxflow.env.observations import Observations, ReplayReward, digest, read_observed
 from ptxflow.env.reward import Reward
-from ptxflow.env.space import Space
+from ptxflow.env.space import StrategySpace
 from ptxflow.env.tasks.definition import Definition
 from ptxflow.eval.bench.campaign import fleet, measure, origin_of, tasks_of
 from ptxflow.eval.bench.candidates import Settings, Workload, listed_workload, strategies
@@ -53,7 +53,7 @@ class Live:
     """
 
     definitions: Sequence[Definition]
-    spaces: Sequence[Space]
+    spaces: Sequence[StrategySpace]
     path: Path
     fallback: Reward
     files: Sequence[Path] = ()

@@ -34,7 +34,7 @@ from ptxflow.eval.bench.records import Identity, Record, RecordFile
 from ptxflow.eval.bench.schedule import CHUNK, Compiler, Outcome
 from ptxflow.eval.bench.worker import Worker, WorkerError
 
-SETTINGS = Settings(seeds=(1, 2), every_baseline=False)
+SETTINGS = Settings(seeds=(1, 2), rounds=7, settle=0.1, every_baseline=False)
 
 
 @dataclass
@@ -48,6 +48,7 @@ class Measurer:
     folder: Path
     settings: Settings = SETTINGS
     _latest: dict[Identity, Record] = field(default_factory=dict)
+    _ahead: dict[Identity, tuple[Future[list[Outcome]], int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._latest = self.records.latest()
@@ -58,10 +59,13 @@ class Measurer:
         WorkerError where the machinery fails twice in a row.
         """
         asked = list(candidates)
-        fresh = {c.identity: c for c in asked if c.identity not in self._latest}
-        for candidate, outcome in self._compile(list(fresh.values())):
+        for candidate, outcome in self._compile(self._fresh(asked)):
             self._keep(self._screen(candidate, outcome))
         return [self._latest[c.identity] for c in asked]
+
+    def ahead(self, candidates: Iterable[Candidate]) -> None:
+        """Begin to compile what of these is not measured: it will be asked for, in this order."""
+        self._submit(self._fresh(candidates))
 
     def latest(self, identity: Identity) -> Record | None:
         """What the records hold of a kernel in a pass."""
@@ -83,16 +87,23 @@ class Measurer:
             for (c, k), outcome in outcomes
         ]
 
+    def _fresh(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        return list({c.identity: c for c in candidates if c.identity not in self._latest}.values())
+
+    def _submit(self, candidates: Iterable[Candidate]) -> None:
+        """Have the compiler make what it is not yet making, many to a disassembler run."""
+        new = [c for c in candidates if c.identity not in self._ahead]
+        size = max(1, min(CHUNK, -(-len(new) // self.compiler.workers)))
+        for chunk in (new[i : i + size] for i in range(0, len(new), size)):
+            made = self.compiler.submit([(c.problem, c.strategy, c.device) for c in chunk])
+            self._ahead |= {c.identity: (made, place) for place, c in enumerate(chunk)}
+
     def _compile(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Outcome]]:
         """Each with its kernel or why there is none, in order, while later ones are compiled."""
-        size = max(1, min(CHUNK, -(-len(candidates) // self.compiler.workers)))
-        chunks = [candidates[i : i + size] for i in range(0, len(candidates), size)]
-        futures: list[Future[list[Outcome]]] = [
-            self.compiler.submit([(c.problem, c.strategy, c.device) for c in chunk])
-            for chunk in chunks
-        ]
-        for chunk, future in zip(chunks, futures, strict=True):
-            yield from zip(chunk, future.result(), strict=True)
+        self._submit(candidates)
+        for candidate in candidates:
+            made, place = self._ahead.pop(candidate.identity)
+            yield candidate, made.result()[place]
 
     def _screen(self, candidate: Candidate, outcome: Outcome) -> Record:
         if not isinstance(outcome, CompiledKernel):

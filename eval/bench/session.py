@@ -289,7 +289,7 @@ class Session:
         stage("time")
         bench.fill(bench.seeds[0])
         timed = {name: c.timed for name, c in calls.items()}
-        samples, timing = self._time(job, timed, REFINE_SECONDS)
+        samples, timing = self._time(job, timed, job.get("seconds", REFINE_SECONDS))
         baselines = {name: Timing.of(samples[name]).median for name in self._baselines}
         outcomes = []
         for name, call in calls.items():

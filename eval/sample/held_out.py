@@ -4,10 +4,10 @@ beside one kernel tuned for each size.
     python -m ptxflow.eval.sample.held_out DIR
 
 Sizes are drawn at random over the octaves. At each, K strategies are chosen as `sample.py` chooses
-them and timed; the three fastest, the kernel that serves the size, and every library but
-torch.compile are then timed in the same rounds. Records go to DIR.held-out.jsonl, and what is there
-is not measured again. With --measure no candidates alone are chosen, into the file of --looks; with
---measure recorded the table is of what was measured before.
+them and timed; the three fastest, the kernel that serves the size, and every library (torch.compile
+with --compiled alone) are then timed in the same rounds. Records go to DIR.held-out.jsonl, and what
+is there is not measured again. With --measure no candidates alone are chosen, into the file of
+--looks; with --measure recorded the table is of what was measured before.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from ptxflow.eval.sample.looks import State
 from ptxflow.eval.sample.ranges import Ranges, Sizes, find_ranges
 
 PER_SHAPE = ("torch.compile",)  # compiled for one size, over seconds: no library to call at any
+ROUNDS_SECONDS = 0.35  # of the GPU, at each size
 FASTEST = 3  # of a size's candidates, timed with the kernel that serves it
 Found = dict[Identity, Record]
 
@@ -99,8 +100,10 @@ class Judgement:
         )
         return own, tuned
 
-    def measure(self, sizes: Sizes, measurer: Measurer, found: Found) -> None:
-        """Add what is not yet measured of a size."""
+    def measure(
+        self, sizes: Sizes, measurer: Measurer, found: Found, without: Sequence[str]
+    ) -> None:
+        """Add what is not yet measured of a size, beside every library but some."""
         own, tuned = self.candidates(sizes)
         if _refined(own) in found:
             return
@@ -110,7 +113,8 @@ class Judgement:
         tuned.sort(key=lambda c: times[c.strategy.key])
         best = [c for c in tuned[:FASTEST] if math.isfinite(times[c.strategy.key])]
         once = {c.strategy.key: c for c in (own, *best)}
-        found |= {r.identity: r for r in measurer.together(list(once.values()), without=PER_SHAPE)}
+        beside = measurer.together(list(once.values()), without=without, seconds=ROUNDS_SECONDS)
+        found |= {r.identity: r for r in beside}
 
     def row(self, sizes: Sizes, found: Found) -> Row | None:
         """None where it was not measured. BadInput where the kernel that serves it failed."""
@@ -162,7 +166,8 @@ def _asked(args: argparse.Namespace, manifest: Manifest, gpu: str | None) -> Ask
     device = find_device(manifest.target.name)
     checkpoint = args.checkpoint or CHECKPOINTS / f"{device.name}.safetensors"
     looks = args.looks or args.folder.with_name(f"{args.folder.name}.looks.jsonl")
-    return Asked(args.folder, ranges, device, checkpoint, k=args.k, gpu=gpu, looks=looks)
+    return Asked(args.folder, ranges, device, checkpoint, k=args.k, gpu=gpu, looks=looks,
+                 wide=args.space == "wide")  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -175,17 +180,18 @@ def run(args: argparse.Namespace) -> int:
     judged = Judgement(manifest, ready, State(looks, ready.digest))
     ranges = ready.judge.ranges
     sizes = drawn(ranges, args.sizes, args.seed, looked_at(manifest, ranges))
-    for place in tqdm(sizes, desc="look", unit="size"):
-        judged.candidates(place)
+    asked = [judged.candidates(place) for place in tqdm(sizes, desc="look", unit="size")]
     if args.measure == "no":
         print(f"the candidates of {len(sizes)} sizes are in {looks}")
         return 0
     found, end = {r.identity: r for r in read_records(path)}, time.monotonic() + args.time_limit
     with ExitStack() as stack:
         measurer = stack.enter_context(ready.measurer(path)) if gpu else None
+        if measurer:
+            measurer.ahead(c for own, tuned in asked for c in (own, *tuned))
         for place in tqdm(sizes, desc="measure", unit="size", disable=measurer is None):
             if measurer and time.monotonic() < end:
-                judged.measure(place, measurer, found)
+                judged.measure(place, measurer, found, () if args.compiled else PER_SHAPE)
     rows = [row for place in sizes if (row := judged.row(place, found))]
     if not rows:
         raise BadInput(f"{path}: none of these sizes was measured; use --measure yes")
@@ -203,7 +209,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("-k", type=int, default=8, help="kernels tried for each size (default: 8)")
     add("--seed", type=int, default=1, help="of the sizes (default: 1)")
     add("--measure", choices=("yes", "no", "recorded"), default="yes", help="default: yes")
+    add("--compiled", action="store_true", help="beside torch.compile, too: seconds for each size")
     add("--time-limit", type=float, default=math.inf, metavar="SECONDS", help="default: none")
+    add("--space", choices=("listed", "wide"), default="listed", help="of candidates")
     add("--looks", type=Path, metavar="FILE", help="candidates (default: DIR.looks.jsonl)")
     add("--checkpoint", type=Path, help="trained policy (default: the device's)")
     return run(parser.parse_args(argv))

@@ -19,14 +19,14 @@ from tqdm import tqdm
 
 from ptxflow.command import Parser
 from ptxflow.compiler.device import DEVICES
-from ptxflow.env.space import SpaceSet
-from ptxflow.env.tasks.arguments import find_problem, find_space, positive_int
+from ptxflow.env.relation import relate
+from ptxflow.env.tasks.arguments import find_problem, positive_int
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.training_set import registered
 from ptxflow.eval.bench.candidates import strategies
 from ptxflow.eval.sample.draws import CHECKPOINTS, places, the_policy
-from ptxflow.gfn.walks import Forest
+from ptxflow.gfn.walks import Diagrams
 
 TARGETS = ("b200", "h200")
 Asked = tuple[str, str, dict[str, int]]  # a device, a definition and its axes
@@ -37,12 +37,12 @@ def refused(asked: Asked, count: int) -> tuple[int, list[str]]:
     torch.set_num_threads(1)
     device, name, axes = asked
     family, problem = find_problem(load(name), axes)
-    space = find_space(family, problem, DEVICES[device])
-    forest, policy = Forest(SpaceSet([space])), the_policy(CHECKPOINTS / f"{device}.safetensors")
+    space = relate(family, problem, DEVICES[device])
+    policy = the_policy(CHECKPOINTS / f"{device}.safetensors")
     with torch.no_grad():
-        walk = forest.walk(policy.network, torch.zeros(count, dtype=torch.int64), epsilon=0.1,
-                           generator=torch.Generator().manual_seed(0))  # fmt: skip
-    drawn = strategies(space, space.codes[walk.leaf.numpy()])
+        walk = Diagrams([space]).walk(policy.network, torch.tensor([0]), each=count, epsilon=0.1,
+                                      generator=torch.Generator().manual_seed(0))  # fmt: skip
+    drawn = strategies(space, walk.choices.numpy() @ space.strides[1:])
     found = []
     for strategy in dict.fromkeys(drawn):
         against = family.refusals(problem, strategy, DEVICES[device])

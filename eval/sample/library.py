@@ -37,6 +37,7 @@ LOOKS, CELLS = 64, 1024  # at most, before edges and gaps
 BETWEEN = 256  # sizes at most at which candidates alone are scored
 EDGES = 16  # looks more at the edges of waves
 ROUNDS = 8  # of choosing anew
+TOGETHER = 3  # choices that are timed together, before the last is taken
 MORE, CONTEND = 64, 1.3  # sizes between looks, where another kernel is as near to the best
 EVERY = 20_000  # sizes that are put before the rules one by one; of more, some of each cell
 WITHIN = 4  # sizes inside a cell, and cells of a member, that are tried besides the outermost
@@ -110,15 +111,21 @@ class Search:
         chosen = self._choices(codes, times, [self.most])[0]
         self._look_at(self._edges(codes[list(chosen)]), "look at edges")
         left: list[Cell] = []
+        timed: list[set[int]] = []  # together: the choice is among these, once there are enough
         for _ in range(ROUNDS):
             codes, times = self._scored()
             chosen = self._choices(codes, times, [self.most])[0]
             if not self._build(codes, times, chosen):
                 continue
-            if self.timing:
-                times = self.timing.together(self.looked, codes, times, chosen)
-                if not np.isfinite(times[:, list(chosen)]).any(0).all():
-                    continue  # one of them failed under load
+            now = {*codes[list(chosen)].tolist()}
+            timing = None if now in timed or len(timed) == TOGETHER else self.timing
+            if timing and timing.together(self.looked, codes, times, chosen):
+                timed.append(now)
+                continue  # choose by what that teaches
+            if timed:
+                proven = np.flatnonzero(np.isin(codes, list(set().union(*timed))))
+                some = self._choices(codes[proven], times[:, proven], [self.most])[0]
+                chosen = tuple(proven[list(some)].tolist())
             ends, cells, left = self._dispatch(codes[list(chosen)], times[:, list(chosen)])
             if not left:
                 return self._library(codes, times, chosen, ends, cells)

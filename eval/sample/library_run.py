@@ -37,6 +37,7 @@ from ptxflow.eval.sample.selection import (
     reward_alone,
     reward_of,
 )
+from ptxflow.eval.sample.widened import WideReward
 from ptxflow.gfn.inference import SHARPNESS, Policy, draw_distinct, load_policy, log_probs
 
 
@@ -48,6 +49,7 @@ class Asked:
     recorded  where there is none, choose by what DIR.records.jsonl has
     seconds   how long to measure
     looks     a file that keeps what was looked at; None: one that the end of the run removes
+    wide      candidates of the family's wide space, too
     chained   of problems; see `Problem`
     """
 
@@ -66,6 +68,7 @@ class Asked:
     recorded: bool = False
     seconds: float = math.inf
     looks: Path | None = None
+    wide: bool = False
     chained: tuple[str, ...] | None = None
 
     def beside(self, end: str) -> Path:
@@ -113,7 +116,10 @@ def prepare(asked: Asked) -> Prepared:
         print(reward_alone(asked.checkpoint, family.name, asked.source), file=sys.stderr)
         asked = replace(asked, source=REWARD)
     reward, remarks = reward_of(policy.about, asked.device.name, family.name)
-    judge = Judge(family, asked.device, asked.ranges, reward, asked.chained)
+    if asked.wide:
+        reward = WideReward(reward, family)
+    own = family.wide if asked.wide else family
+    judge = Judge(own, asked.device, asked.ranges, reward, asked.chained)
     unknown = sorted({*(asked.chained or ())} - definition.inputs.keys())
     if unknown:
         raise BadInput(f"{definition.name} has no input {', '.join(unknown)}: it has "
@@ -165,7 +171,8 @@ def _timing(ready: Prepared, stack: ExitStack) -> GpuTiming | None:
 
 
 def _tools(asked: Asked, reward: Reward) -> dict[str, str]:
-    fitted = f" {reward.surrogate.digest}" if isinstance(reward, SurrogateReward) else ""
+    own = reward.reward if isinstance(reward, WideReward) else reward
+    fitted = f" {own.surrogate.digest}" if isinstance(own, SurrogateReward) else ""
     digest = hashlib.sha256(asked.checkpoint.read_bytes()).hexdigest()
     return {
         "ptxflow": __version__,

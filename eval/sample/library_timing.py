@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,16 +30,18 @@ from ptxflow.eval.sample.ranges import Sizes
 PATTERNS = 3  # of lengths, at each look
 HOPELESS = 1.5  # times the best that is predicted: not measured
 BESIDE = 2  # of a look's fastest, timed with the chosen
+LEFT = 0.3  # share of these that time may not suffice for
+ROUNDS_SECONDS = 0.15  # of the GPU, for kernels timed together
 FAULTS = ("wrong", "hang", "fault", "compile_error")
 #: shares of the time after which looks are no longer screened, with candidates of the looks next to
 #: them, timed together; the rest is for sizes between them
-SCREENING, NEXT, TOGETHER = 0.5, 0.65, 0.85
+SCREENING, NEXT, TOGETHER = 0.4, 0.5, 0.85
 NEIGHBOURS, FASTEST = 4, 2  # of a look, and of each of them
 
 
 @dataclass
 class GpuTiming:
-    """Measures at looks; `k` candidates of each, and twice `most` that serve many.
+    """Measures at looks; `k` candidates of each, and `most` that serve many.
 
     measurer  None: the records alone count
     records   those there are, by identity
@@ -53,21 +55,18 @@ class GpuTiming:
     records: dict[Identity, Record]
     seconds: float = math.inf
     faulty: dict[int, str] = field(default_factory=dict)  # by code: what a record says of it
+    refined: dict[int, dict[int, float]] = field(default_factory=dict)  # by look and code: together
     spent: float = 0.0  # seconds of measuring
 
     def __call__(self, looked: Sequence[Look], codes: Ints, said: Floats) -> Floats:
         """[looks, codes] seconds: measured; of what was not, no better than the best measured;
         infinite where `said`, the reward's, is, and of kernels that failed."""
-        many = choose(said, 2 * self.most)
+        many = choose(said, self.most)
         out, known = said.copy(), np.zeros(len(looked), bool)
-        for row in tqdm(spread(len(looked)), desc="measure", unit="size"):
-            look = looked[row]
-            own = {*look.drawn, *look.best[: max(0, self.k - len(look.drawn))]}
-            asked = np.isin(codes, list(own))
-            asked[list(many)] = True
-            asked &= said[row] < HOPELESS * said[row].min()
-            columns = np.flatnonzero(asked)
-            times = self._timed(look, codes[columns], SCREENING)
+        asked = {row: self._asked(looked[row], codes, said[row], many) for row in spread(len(out))}
+        self._ahead((looked[row], codes[columns]) for row, columns in asked.items())
+        for row, columns in tqdm(asked.items(), desc="measure", unit="size"):
+            times = self._timed(looked[row], codes[columns], SCREENING)
             known[row] = np.isfinite(times).any()
             out[row] = _calibrated(said[row], columns, times)
         self._from_neighbours(looked, codes, said, out, known)
@@ -77,8 +76,24 @@ class GpuTiming:
             with np.errstate(invalid="ignore"):
                 error = np.log(out[known]) - np.log(said[known])
             out[~known] = said[~known] * np.exp(interpolated(near, error, far))
-        out[:, np.isin(codes, list(self.faulty))] = np.inf
-        return out
+        return self._settled(codes, out)
+
+    def _asked(self, look: Look, codes: Ints, said: Floats, many: Sequence[int]) -> Ints:
+        """[n] columns of what is measured at a look: its own and `many`, if there is hope."""
+        own = {*look.drawn, *look.best[: max(0, self.k - len(look.drawn))]}
+        asked = np.isin(codes, list(own))
+        asked[list(many)] = True
+        return np.flatnonzero(asked & (said < HOPELESS * said.min()))
+
+    def _ahead(self, rows: Iterable[tuple[Look, Ints]]) -> None:
+        """Have what is measured first compiled meanwhile."""
+        if self.measurer and self.spent < SCREENING * self.seconds:
+            self.measurer.ahead(
+                c
+                for look, codes in rows
+                for sizes in self._patterns(look.sizes)
+                for c in self._candidates(sizes, codes[self.judge.legal(sizes, codes)])
+            )
 
     def _from_neighbours(
         self, looked: Sequence[Look], codes: Ints, said: Floats, out: Floats, known: Flags
@@ -100,21 +115,31 @@ class GpuTiming:
 
     def together(
         self, looked: Sequence[Look], codes: Ints, times: Floats, chosen: Sequence[int]
-    ) -> Floats:
-        """[looks, codes] times of the chosen and of each look's fastest in the same rounds; others
-        as they were, but none better than the best of these."""
-        out = times.copy()
+    ) -> bool:
+        """Time the chosen and each look's fastest, by `times` [looks, codes], in the same rounds:
+        later calls know them so, and no other kernel better than the best of these. Whether all
+        that should be was timed."""
+        asked = missing = 0
         for row in tqdm(spread(len(looked)), desc="measure together", unit="size"):
-            look = looked[row]
             fastest = np.argsort(times[row], kind="stable")[:BESIDE]
             near = times[row] < 2 * HOPELESS * times[row].min()
             columns = np.array(sorted({*fastest, *(c for c in chosen if near[c])}))
-            found = self._refined(look.sizes, codes[columns], TOGETHER)
-            if (known := np.isfinite(found)).any():
-                out[row] = np.maximum(out[row], found.min())
-                out[row, columns[known]] = found[known]
-        out[:, np.isin(codes, list(self.faulty))] = np.inf
-        return out
+            found = self._refined(looked[row].sizes, codes[columns], TOGETHER)
+            fresh = zip(codes[columns].tolist(), found.tolist(), strict=True)
+            kept = self.refined.setdefault(row, {})
+            kept |= {code: value for code, value in fresh if math.isfinite(value)}
+            asked, missing = asked + len(columns), missing + int((~np.isfinite(found)).sum())
+        return missing <= LEFT * asked
+
+    def _settled(self, codes: Ints, times: Floats) -> Floats:
+        """Times [looks, codes] with what was timed together, and without what failed; changed."""
+        for row, kept in self.refined.items():
+            if kept:
+                times[row] = np.maximum(times[row], min(kept.values()))
+                known = np.isin(codes, list(kept))
+                times[row, known] = [kept[c] for c in codes[known].tolist()]
+        times[:, np.isin(codes, list(self.faulty))] = np.inf
+        return times
 
     def between(self, places: Sequence[Sizes], codes: Ints) -> Floats:
         """[places, codes] seconds of these kernels, timed together; infinite where not."""
@@ -167,7 +192,8 @@ class GpuTiming:
             fresh = any(name not in self.records for name in names)
             if self.measurer and fresh and len(asked) and self.spent < share * self.seconds:
                 begun = time.monotonic()
-                self._keep(self.measurer.together(asked, every_baseline=False), begun)
+                found = self.measurer.together(asked, every_baseline=False, seconds=ROUNDS_SECONDS)
+                self._keep(found, begun)
             row = np.full(len(codes), np.inf)
             row[legal] = self._known(codes[legal], names)
             logs.append(np.log(row))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem
 from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space
-from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space
+from ptxflow.env.tasks.arguments import UsageError, find_family, find_problem, find_space
 from ptxflow.eval.sample.ranges import Ranges, Sizes
 from ptxflow.eval.sample.selection import POLICY, REWARD
+from ptxflow.eval.sample.widened import AGAIN, AROUND, around, varied, widened
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -31,6 +32,7 @@ Flags = NDArray[np.bool_]
 Scorer = Callable[[Space], Floats]  # [n] log-probabilities of the policy
 Drawer = Callable[[Floats], Ints]  # k places of them, drawn
 TOP = 256  # of the reward's best strategies at a size: what serves one well may serve many
+WIDER = 96  # of these from the wide space, where candidates are
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,20 @@ class Judge:
     ranges: Ranges
     reward: Reward
     chained: tuple[str, ...] | None = None
+    _said: dict[str, tuple[Ints, Floats]] = field(default_factory=dict, compare=False)
 
     def problem(self, sizes: Mapping[str, int]) -> Problem:
         found = find_problem(self.ranges.definition, self.ranges.axes(sizes))[1]
         return replace(found, chained=self.chained)
 
+    @property
+    def listed(self) -> Family:
+        """The family of the listed space, where its own is the wide one."""
+        return find_family(self.ranges.definition)
+
     def space(self, sizes: Mapping[str, int]) -> Space:
-        """All strategies that are legal there; UsageError where none is."""
-        return find_space(self.family, self.problem(sizes), self.device)
+        """All listed strategies that are legal there; UsageError where none is."""
+        return find_space(self.listed, self.problem(sizes), self.device)
 
     def some(self, sizes: Mapping[str, int], codes: Ints) -> Space:
         """The strategies with these codes, legal there or not."""
@@ -82,7 +90,18 @@ class Judge:
         return found
 
     def seconds(self, sizes: Mapping[str, int], codes: Ints) -> Floats:
-        """[n] seconds of strategies there by the reward; infinite where they are not legal."""
+        """[n] seconds of strategies there by the reward; infinite where they are not legal. What
+        was asked before is remembered."""
+        none = np.zeros(0, np.int64), np.zeros(0)
+        known, said = self._said.get(_name(sizes), none)
+        if len(new := np.setdiff1d(codes, known)):
+            both = np.append(known, new)
+            order = np.argsort(both)
+            known, said = both[order], np.append(said, self._seconds(sizes, new))[order]
+            self._said[_name(sizes)] = known, said
+        return said[np.searchsorted(known, codes)]
+
+    def _seconds(self, sizes: Mapping[str, int], codes: Ints) -> Floats:
         found = np.full(len(codes), np.inf)
         legal = np.flatnonzero(self.legal(sizes, codes))
         space = self.some(sizes, codes[legal])
@@ -98,8 +117,26 @@ class Judge:
         drawn = draw(score(space)) if source != REWARD else np.zeros(0, np.int64)
         tflops = np.nan_to_num(self.reward.tflops(space, space.codes))
         order = np.argsort(-tflops, kind="stable")[: 0 if source == POLICY else TOP]
-        codes = (tuple(map(int, space.codes[places])) for places in (drawn, order))
-        return Look(sizes, float(space.problem.flops / tflops.max() / 1e12), *codes)
+        least = float(space.problem.flops / tflops.max() / 1e12)  # of the listed ones
+        own, best = (space.codes[places] for places in (drawn, order))
+        if self.family.decisions != self.listed.decisions:
+            own, best = (widened(codes, self.listed) for codes in (own, best))
+            best = self._with_wider(sizes, np.append(best[:AROUND], own), best)
+        return Look(sizes, least, tuple(own.tolist()), tuple(best.tolist()))
+
+    def _with_wider(self, sizes: Sizes, near: Ints, best: Ints) -> Ints:
+        """The best listed strategies and the best of the wide space around some, in turn."""
+        found = around(near, self.listed, 2)
+        for turns in (1, 0):
+            space = self.some(sizes, found[self.legal(sizes, found)])
+            tflops = np.nan_to_num(self.reward.tflops(space, space.codes))
+            load = self.family.demand(space.fields(), space.problem, self.device)
+            n = len(space.codes)
+            loads = (np.broadcast_to(load.blocks, n), np.broadcast_to(load.mma_cycles, n))
+            kept = varied(loads, tflops, AGAIN if turns else WIDER)
+            found = around(space.codes[kept], self.listed, turns) if turns else space.codes[kept]
+        both = itertools.chain(*itertools.zip_longest(found.tolist(), best[: TOP - WIDER].tolist()))
+        return np.array(list(dict.fromkeys(c for c in both if c is not None)), np.int64)
 
     def rounds(self, sizes: Mapping[str, int], codes: Ints) -> Ints:
         """[n] tiles that the busiest SM works through one after the other: what jumps at the edges

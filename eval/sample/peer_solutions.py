@@ -109,7 +109,7 @@ def peers(definition: Definition, eps: float | None = None) -> list[dict[str, An
             )
         case "dsa_paged":
             text = inspect.getsource(sparse.index)
-            (count,) = (tensor.shape[1] for tensor in definition.outputs.values())
+            (count,) = ((tensor.shape or ())[1] for tensor in definition.outputs.values())
             made[EAGER] = f"import math\nfrom torch import Tensor\n\n\n{text}" + _INDEXED.format(
                 inputs=inputs, count=definition.const_axes[count]
             )

@@ -39,13 +39,13 @@ from ptxflow.env.tasks.arguments import (
 from ptxflow.env.tasks.definition import (
     Axis,
     Definition,
-    DefinitionError,
     Tensor,
     load,
     names,
     own_names,
 )
 from ptxflow.env.tasks.sequences import axes_of
+from ptxflow.env.tasks.shapes import FOLLOWING, following, taken
 from ptxflow.env.tasks.training_set import registered, row_of
 from ptxflow.env.tasks.workload import workloads
 
@@ -56,19 +56,6 @@ Places = list[tuple[Definition, dict[str, int]]]
 DOUBLINGS = 20  # of random axes, at the most
 TRIES = 60  # values of an axis that are offered to a family
 ROUNDS = 2  # in which every axis is drawn
-#: axes that follow from another, in definitions that have both
-FOLLOWING: dict[str, tuple[str, Callable[[int], int]]] = {
-    "len_indptr": ("batch_size", lambda n: n + 1),
-    "len_cu_seqlens": ("num_seqs", lambda n: n + 1),
-    "num_n_blocks": ("N", lambda n: -(-n // 128)),
-    "num_k_blocks": ("K", lambda k: k // 128),
-    "num_k_heads": ("num_q_heads", lambda n: n),
-    "head_dim_with_scale": ("index_head_dim", lambda n: n + 4),
-    "gemm1_out_size": ("intermediate_size", lambda n: 2 * n),
-    "num_gemm1_out_blocks": ("intermediate_size", lambda n: n // 64),
-    "num_intermediate_blocks": ("intermediate_size", lambda n: n // 128),
-    "num_hidden_blocks": ("hidden_size", lambda n: n // 128),
-}
 
 
 def definitions() -> dict[str, list[Definition]]:
@@ -184,25 +171,16 @@ def random_problem(definition: Definition, rng: np.random.Generator) -> tuple[Fa
     axes = definition.const_axes | (axes_of(definition, row.typical) if row else {})
     free = replace(definition, axes=dict.fromkeys(definition.axes, Axis()))
     other = _of_dtype(free, str(rng.choice(list(PTX_TYPE))))
-    if _taken(other, axes):
+    if taken(other, axes):
         free = other
-    following = {n: FOLLOWING[n] for n in axes if FOLLOWING.get(n, ("",))[0] in axes}
-    for name in map(str, rng.permutation([n for n in axes if n not in following] * ROUNDS)):
+    free_axes = [n for n in axes if FOLLOWING.get(n, ("",))[0] not in axes]
+    for name in map(str, rng.permutation(free_axes * ROUNDS)):
         for _ in range(TRIES):
-            tried = axes | {name: _random_size(rng)}
-            tried |= {n: rule(tried[of]) for n, (of, rule) in following.items()}
-            if _taken(free, tried):
+            tried = following(axes | {name: _random_size(rng)})
+            if taken(free, tried):
                 axes = tried
                 break
     return find_problem(free, axes)
-
-
-def _taken(definition: Definition, axes: Mapping[str, int]) -> bool:
-    try:
-        find_problem(definition, axes)
-    except (DefinitionError, UsageError):
-        return False
-    return True
 
 
 def _of_dtype(definition: Definition, dtype: str) -> Definition:

@@ -18,8 +18,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -40,7 +41,7 @@ from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
 from ptxflow.eval.verify.emulation import Emulation, emulate_kernel
 from ptxflow.eval.verify.equivalent import reason
 from ptxflow.eval.verify.mutants import OPERATORS, Mutant, mutants
-from ptxflow.eval.verify.results import Summary, kernels_digest, spread
+from ptxflow.eval.verify.results import Log, Summary, kernels_digest, spread
 
 VERDICTS = ("killed", "caught", "equivalent", "survived", "refused")
 
@@ -81,6 +82,12 @@ class Judged:
     def __str__(self) -> str:
         complaints = self.emulation.complaints if self.emulation else ()
         return f"{self.text}: {'; '.join(complaints)}" if complaints else self.text
+
+    @classmethod
+    def from_json(cls, row: Summary) -> Judged:
+        """As `asdict` gives it."""
+        emulation = row["emulation"] and Emulation.from_json(row["emulation"])
+        return cls(**row | {"emulation": emulation})
 
 
 def structures(jobs: Iterable[Job], device: Device) -> list[Job]:
@@ -146,9 +153,11 @@ def judge(
 
 
 def judge_strategy(
-    device: Device, seeds: Sequence[int], job: Job, count: int = 0, seed: int = 0
-) -> list[Judged]:
-    """`count` mutants (0: all) of a strategy's kernel, built for its emulation problem.
+    device: Device, seeds: Sequence[int], job: Job, count: int = 0, seed: int = 0,
+    log: Path | None = None,
+) -> list[Judged]:  # fmt: skip
+    """`count` mutants (0: all) of a strategy's kernel, built for its emulation problem; those in
+    the log as they are.
 
     Those that the validator accepts are emulated under the schedules of `seeds`, if there are any.
     """
@@ -165,7 +174,14 @@ def judge_strategy(
     chosen = list(mutants(kernel))
     if count:
         chosen = pick(chosen, count, (seed, int(strategy.key, 16)))
-    return list(judge(kernel, trips, device, chosen, emulate, launch))
+    known, text = Log(log), write(kernel, device)
+
+    def one(mutant: Mutant) -> Summary:
+        (found,) = judge(kernel, trips, device, [mutant], emulate, launch)
+        return asdict(found)
+
+    named = ((m, (text, repr(small), repr(seeds), str(m))) for m in chosen)
+    return [Judged.from_json(known.get(name, partial(one, m))) for m, name in named]
 
 
 def pick(found: Sequence[Mutant], count: int, seed: Sequence[int]) -> list[Mutant]:
@@ -177,10 +193,10 @@ def pick(found: Sequence[Mutant], count: int, seed: Sequence[int]) -> list[Mutan
 
 def run(
     jobs: Sequence[Job], device: Device, workers: int, schedules: int = 0, count: int = 0,
-    seed: int = 0,
+    seed: int = 0, log: Path | None = None,
 ) -> list[list[Judged]]:  # fmt: skip
     """Judge `count` mutants of every job's kernel, or all of them for 0, on `workers` processes."""
-    work = partial(judge_strategy, device, range(schedules), count=count, seed=seed)
+    work = partial(judge_strategy, device, range(schedules), count=count, seed=seed, log=log)
     return map_jobs(work, jobs, workers, f"mutants for {device.arch}")
 
 
@@ -285,6 +301,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     add_arguments(parser)
     results.add_arguments(parser)
+    results.add_log(parser)
     add = parser.add_argument
     add("--draws", type=positive_int, default=24,
         help="strategies of each family to find structures in (default: 24)")  # fmt: skip
@@ -306,7 +323,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(device: Device) -> Summary:
         jobs = chosen_structures(drawn(args, device, args.draws), device, args.kernels)
-        found = run(jobs, device, args.jobs, args.emulate, args.mutants, args.seed)
+        found = run(jobs, device, args.jobs, args.emulate, args.mutants, args.seed, args.log)
         counts = summarise([j for judged in found for j in judged])
         return {
             "kernels": len(jobs),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ptxflow.command import Parser, reports
 from ptxflow.eval.bench.markdown import markdown, publish
-from ptxflow.eval.verify import real, results, strategies
+from ptxflow.eval.verify import real, results, strategies, survey
 from ptxflow.eval.verify.results import Summary, median_and_max
 
 Row = Sequence[object]
@@ -119,11 +119,23 @@ def emulated_rows(summaries: Sequence[Summary]) -> str:
     return "\n\n".join([*parts, _commands(summaries)])
 
 
+def surveyed(summaries: Sequence[Summary]) -> str:
+    """Each device's drawn shapes: what holds, a table by family, what does not."""
+    parts = []
+    for summary in summaries:
+        parts += [survey.conclusion(summary)]
+        parts += [markdown(survey.HEADS, survey.lines(summary), None)]
+        parts += [f"- {line}" for line in summary["failures"]]
+        parts += [f"- no strategy is valid: {line}" for line in summary["empty"]]
+    return "\n\n".join([*parts, _commands(summaries)])
+
+
 SECTIONS = {
     "verify": verified,
     "mutation": mutated,
     "mutate-values": value_mutated,
     "verify-real": emulated_rows,
+    "survey": surveyed,
 }
 
 

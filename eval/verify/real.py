@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ptxflow.command import Parser, reports
@@ -30,7 +31,7 @@ from ptxflow.env.tasks.arguments import find_problem, find_space, positive_int
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, map_jobs, places, rng_of
-from ptxflow.eval.verify.results import Summary
+from ptxflow.eval.verify.results import Log, Summary
 from ptxflow.eval.verify.trials import Attempt, attempt
 
 MOST = 3e8, 6e7  # FLOP, and bytes of compulsory traffic, that end in minutes
@@ -74,11 +75,19 @@ def _work(problem: Problem) -> tuple[float, float]:
     return problem.flops, problem.bytes
 
 
-def emulate_row(device: Device, limit: int, given: Job) -> Row:
+def row_of(device: Device, limit: int, log: Path | None, given: Job) -> Row:
+    """A row, as it is in the log or else emulated."""
+    problem, strategy = given
+    maker = family(strategy.family)
+    text = write(maker.build(problem, strategy, device), device)
+    name = text, repr(problem), repr(strategy), repr(limit)
+    return Row(**Log(log).get(name, lambda: asdict(emulate_row(device, limit, given, text))))
+
+
+def emulate_row(device: Device, limit: int, given: Job, text: str) -> Row:
     """Emulate a row to its end, or for `limit` seconds and in MEMORY."""
     problem, strategy = given
     maker, began = family(strategy.family), time.process_time()
-    text = write(maker.build(problem, strategy, device), device)
     verdict, instructions = "right", 0
 
     def late(*_: object) -> None:
@@ -122,6 +131,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     add_arguments(parser)
     results.add_arguments(parser)
+    results.add_log(parser)
     parser.add_argument("--limit", type=positive_int, default=600, metavar="S",
         help="seconds of the processor for each row (default: 600)")  # fmt: skip
     return parser
@@ -135,7 +145,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(device: Device) -> Summary:
         jobs = chosen(args.families, device, args.seed)
-        found = map_jobs(partial(emulate_row, device, args.limit), jobs, args.jobs, device.arch)
+        one = partial(row_of, device, args.limit, args.log)
+        found = map_jobs(one, jobs, args.jobs, device.arch)
         return {"rows": [asdict(row) for row in found]}
 
     summary = results.make("verify-real", args, given, work)

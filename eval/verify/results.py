@@ -31,12 +31,13 @@ KINDS = (
     "mutation",
     "mutate-values",
     "verify-real",
+    "survey",
 )  # the commands whose results these are
 
 
 def origin(kind: str, argv: Sequence[str], device: Device, jobs: int) -> Summary:
     """What made a result: the command line less its --out, the versions, the device."""
-    places = [i for i, word in enumerate(argv) if word == "--out"]
+    places = [i for i, word in enumerate(argv) if word in ("--out", "--log")]
     asked = [word for i, word in enumerate(argv) if i not in places and i - 1 not in places]
     return {
         "kind": kind,
@@ -73,6 +74,42 @@ def kernels_digest(texts: Iterable[str]) -> str:
     return hashlib.sha256(" ".join(sorted(texts)).encode()).hexdigest()[:16]
 
 
+class Log:
+    """What a long command found, a JSON line each by its digest: run anew, it goes on from there.
+
+    Of one state of the validator and the emulator; without a path, nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.held = path, dict[str, Summary]()
+        for line in path.read_text(encoding="utf-8").splitlines() if path and path.exists() else ():
+            try:
+                row = json.loads(line)
+                self.held[row["id"]] = row["found"]
+            except (ValueError, TypeError, KeyError):
+                continue  # a line that was cut off counts for nothing
+
+    def __contains__(self, of: Sequence[str]) -> bool:
+        return self.name(of) in self.held
+
+    @staticmethod
+    def name(of: Sequence[str]) -> str:
+        return hashlib.sha256("\0".join(of).encode()).hexdigest()[:16]
+
+    def get(self, of: Sequence[str], find: Callable[[], Summary]) -> Summary:
+        """What is in the log of these texts, or else is found now.
+
+        One write: lines of several processes do not mix. A line begins with what ends another.
+        """
+        name = self.name(of)
+        if name not in self.held:
+            self.held[name] = find()
+            if self.path is not None:
+                with self.path.open("ab", buffering=0) as file:
+                    file.write(f"\n{json.dumps({'id': name, 'found': self.held[name]})}".encode())
+        return self.held[name]
+
+
 def make(
     kind: str, args: argparse.Namespace, argv: Sequence[str], work: Callable[[Device], Summary]
 ) -> Summary:
@@ -97,6 +134,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--device", default="b200", help="b200, h200 or h100 (default: b200)")
     add("--out", type=Path, metavar="FILE.json", help="write the result there, too")
+
+
+def add_log(parser: argparse.ArgumentParser) -> None:
+    """Of the commands that go on where they stopped."""
+    parser.add_argument("--log", type=Path, metavar="FILE.jsonl",
+        help="keep what was found, and go on from that")  # fmt: skip
 
 
 def writable(path: Path) -> None:

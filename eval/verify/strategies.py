@@ -107,19 +107,12 @@ def verify(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: J
     judged: list[Judged] = []
     if mutants and emulation.right:
         judged = judge_strategy(device, seeds, job, mutants, seed)
-    refused = "coverage" if emulation.unexecuted else ""
-    refused = refused if emulation.right else "emulator"
-    reasons = (*emulation.complaints, *_never(emulation.unexecuted))
+    correct = emulation.exact and not emulation.hazards
+    refused = "" if emulation.right else "coverage" if correct else "emulator"
     return Verification(
-        problem, strategy, refused, reasons, check_s, digest(draft.ptx),
+        problem, strategy, refused, emulation.complaints, check_s, digest(draft.ptx),
         assembly.usage, draft.launch.smem_bytes, emulation, tuple(judged),
     )  # fmt: skip
-
-
-def _never(unexecuted: Sequence[str]) -> Iterator[str]:
-    """One line for the instructions that no problem executed."""
-    if unexecuted:
-        yield f"of {len(unexecuted)} instructions never executed the first: {unexecuted[0]}"
 
 
 def verify_all(

@@ -13,17 +13,22 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.compilation import CompiledKernel, Job
+from ptxflow.compiler.backend.ptx import digest
+from ptxflow.compiler.backend.ptxas import PtxasError
+from ptxflow.compiler.compilation import CompiledKernel, Job, compile_kernel
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
-from ptxflow.env.tasks.arguments import find_device, natural_int, parse_axes, positive_int
-from ptxflow.eval.bench.candidates import compile_all
+from ptxflow.env.tasks.arguments import natural_int, parse_axes, positive_int
+from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import (
     add_arguments,
     by_definition,
@@ -32,7 +37,8 @@ from ptxflow.eval.verify.draws import (
     draw_shapes,
     map_jobs,
 )
-from ptxflow.eval.verify.emulation import run_emulation
+from ptxflow.eval.verify.emulation import SAMPLED, covering_emulation
+from ptxflow.eval.verify.results import Log, Summary, kernels_digest
 
 STAGES = {
     "IllegalStrategy": "rules",
@@ -41,71 +47,64 @@ STAGES = {
     "PtxasError": "ptxas",
     "AssemblyError": "ptxas notes, spills or SASS",
 }
+HEADS = ("family", "strategies", "refused", "shapes without any", "emulated", "right")
+DIGESTED = 4  # kernels of a family, whose digest says whether they have changed since
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of the drawn strategies, and the problems for which none is valid."""
+class Row:
+    """What became of a drawn strategy."""
 
-    drawn: list[Job]
-    compiled: list[CompiledKernel]
-    refused: list[tuple[Job, Exception]]
-    empty: list[Problem]
-    seconds: float
-    emulated: list[tuple[Job, str]] = field(default_factory=list)  # what is wrong, or nothing
-
-
-def survey(
-    jobs: list[Job], device: Device, workers: int, empty: list[Problem] | None = None,
-    emulate: int = 0, minutes: float = math.inf,
-) -> Outcome:  # fmt: skip
-    """Compile every job, behind a progress bar; then emulate so many, spread over them, of which
-    none is begun after so many minutes."""
-    began = time.monotonic()
-    outcomes = compile_all(jobs, device, workers)
-    compiled = [o for o in outcomes if isinstance(o, CompiledKernel)]
-    refused = [(job, o) for job, o in zip(jobs, outcomes, strict=True) if isinstance(o, Exception)]
-    step = max(1, len(compiled) // max(emulate, 1))
-    asked = [(k.problem, k.strategy) for k in compiled[::step][:emulate]]
-    work = partial(_emulated, device, time.time() + 60 * minutes)
-    found = map_jobs(work, asked, workers, f"emulated for {device.arch}") if asked else []
-    told = [(one, text) for one, text in zip(asked, found, strict=True) if text is not None]
-    return Outcome(jobs, compiled, refused, empty or [], time.monotonic() - began, told)
+    family: str
+    who: str
+    kernel: str = ""  # digest of its PTX
+    refused: str = ""  # the stage that did
+    reason: str = ""  # in its own words
+    techniques: tuple[str, ...] = ()  # seen in the machine code
+    excess: int | None = None  # registers over the estimate, where no split fixes them
+    emulated: str | None = None  # what is wrong, or nothing; None: not emulated
 
 
-def _emulated(device: Device, until: float, given: Job) -> str | None:
-    """What the emulator says is wrong with a kernel on its first problem; None if time is over."""
-    if time.time() > until:
+def row_of(device: Device, log: Path | None, until: float, asked: tuple[Job, bool]) -> Row | None:
+    """A strategy taken through every stage, and through the emulator if that is asked for; nothing
+    where it is not in the log and the clock (`time.time`) is at `until`."""
+    (problem, strategy), emulate = asked
+    name = device.name, repr(problem), repr(strategy), repr(emulate)
+    known = Log(log)
+    if time.time() > until and name not in known:
         return None
-    return "; ".join(run_emulation(*given, device, (0,)).complaints)
+    found = known.get(name, lambda: asdict(_row_of(device, *asked)))
+    return Row(**found | {"techniques": tuple(found["techniques"])})
 
 
-def report(outcome: Outcome, device: Device) -> str:
-    """The counts, the machine code seen, and how the register estimate compares."""
-    n, seen = len(outcome.compiled), Counter[str]()
-    for kernel in outcome.compiled:
-        seen.update(technique for technique, count in kernel.sass.counts.items() if count)
-    stages = Counter(STAGES.get(type(e).__name__, type(e).__name__) for _, e in outcome.refused)
-    lines = [
-        f"{device.name} ({device.arch}, ptxas {ptxas.version()}): {n} of {len(outcome.drawn)} "
-        f"strategies build, validate, assemble and show their SASS ({outcome.seconds:.0f} s)",
-        f"refused (a spill or a C75xx note refuses a kernel): {dict(stages) or 'none'}",
-        "kernels whose machine code shows: "
-        + ", ".join(f"{technique} {count}" for technique, count in sorted(seen.items())),
-        _registers(outcome.compiled),
-        _by_family(outcome),
-    ]
-    for (problem, strategy), error in outcome.refused:
+def _row_of(device: Device, job: Job, emulate: bool) -> Row:
+    problem, strategy = job
+    try:
+        kernel = compile_kernel(problem, strategy, device)
+    except (CompileError, PtxasError) as refusal:
         chosen = " ".join(f"{name}={value}" for name, value in strategy.choices)
-        lines.append(f"  {_who(problem)}: {chosen}: {type(error).__name__}: {error}")
-    lines += [f"  {_who(problem)}: no strategy is valid" for problem in outcome.empty]
-    if outcome.emulated:
-        wrong = [(who, text) for who, text in outcome.emulated if text]
-        lines.append(
-            f"{len(outcome.emulated) - len(wrong)} of {len(outcome.emulated)} emulated are right"
-        )
-        lines += [f"  {_who(problem)} {s.key}: {text}" for (problem, s), text in wrong]
-    return "\n".join(lines)
+        kind = type(refusal).__name__
+        return Row(
+            strategy.family, _who(problem), refused=STAGES.get(kind, kind),
+            reason=f"{chosen}: {kind}: {refusal}",
+        )  # fmt: skip
+    wrong = None
+    if emulate:
+        found = covering_emulation(problem, strategy, device, (), SAMPLED)
+        wrong = "; ".join(found.complaints)
+    seen = tuple(technique for technique, count in kernel.sass.counts.items() if count)
+    return Row(
+        strategy.family, f"{_who(problem)} {strategy.key}", digest(kernel.ptx), techniques=seen,
+        excess=_excess(kernel), emulated=wrong,
+    )  # fmt: skip
+
+
+def _excess(kernel: CompiledKernel) -> int | None:
+    maker = family(kernel.strategy.family)
+    if getattr(kernel.strategy, "producer_regs", 0):
+        return None
+    estimate = maker.resources(kernel.strategy.fields(), kernel.problem, kernel.device).registers
+    return kernel.usage.registers - int(estimate)
 
 
 def _who(problem: Problem) -> str:
@@ -113,66 +112,107 @@ def _who(problem: Problem) -> str:
     return f"{problem.definition} in {problem.dtype} ({axes})"
 
 
-def _by_family(outcome: Outcome) -> str:
-    """A row a family: strategies drawn, those refused, and shapes without one."""
-    drawn, refused, empty = (
-        Counter(problem.family for problem in problems)
-        for problems in (
-            [problem for problem, _ in outcome.drawn],
-            [problem for (problem, _), _ in outcome.refused],
-            outcome.empty,
-        )
-    )
-    rows = [
-        [name, str(drawn[name]), str(refused[name]), str(empty[name])]
-        for name in sorted(drawn | empty)
-    ]
-    return align([["family", "strategies", "refused", "shapes without any"], *rows])
+def survey(
+    jobs: list[Job], device: Device, workers: int, emulate: int = 0, log: Path | None = None,
+    minutes: float = math.inf,
+) -> list[Row]:  # fmt: skip
+    """Take every job through every stage, and `emulate` of each family through the emulator;
+    families take turns, and none is begun after so many minutes."""
+    asked, rank = list[tuple[int, Job]](), Counter[str]()
+    for job in jobs:
+        rank[job[1].family] += 1
+        asked.append((rank[job[1].family], job))
+    turns = [(job, n <= emulate) for n, job in sorted(asked, key=lambda one: one[0])]
+    work = partial(row_of, device, log, time.time() + 60 * minutes)
+    return [row for row in map_jobs(work, turns, workers, f"survey for {device.arch}") if row]
 
 
-def _registers(kernels: Sequence[CompiledKernel]) -> str:
-    """Registers that ptxas took against the estimate, where no split fixes them."""
-    excess = []
-    for k in kernels:
-        maker = family(k.strategy.family)
-        estimate = maker.resources(k.strategy.fields(), k.problem, k.device).registers
-        if not getattr(k.strategy, "producer_regs", 0):
-            excess.append(k.usage.registers - int(estimate))
-    if not excess:
-        return "registers: every kernel has a register split"
+def summarise(rows: Sequence[Row], empty: Sequence[Problem]) -> Summary:
+    """A row for each family, the machine code seen, how the register estimate compares, and what
+    should not be."""
+    families = dict.fromkeys([*(r.family for r in rows), *(p.family for p in empty)])
+    excess = [r.excess for r in rows if r.excess is not None]
+    return {
+        "families": {name: _counts(name, rows, empty) for name in sorted(families)},
+        "stages": dict(Counter(r.refused for r in rows if r.refused)),
+        "techniques": dict(sorted(Counter(t for r in rows for t in r.techniques).items())),
+        "registers": {
+            "kernels": len(excess), "least": min(excess, default=0),
+            "most": max(excess, default=0), "over": sum(e > 0 for e in excess),
+        },
+        "failures": [f"{r.who}: {r.reason or r.emulated}" for r in rows if r.reason or r.emulated],
+        "empty": [_who(problem) for problem in empty],
+    }  # fmt: skip
+
+
+def _counts(name: str, rows: Sequence[Row], empty: Sequence[Problem]) -> Summary:
+    own = [r for r in rows if r.family == name]
+    emulated = [r.emulated for r in own if r.emulated is not None]
+    return {
+        "strategies": len(own),
+        "refused": sum(bool(r.refused) for r in own),
+        "empty": sum(p.family == name for p in empty),
+        "emulated": len(emulated),
+        "right": emulated.count(""),
+        "kernels": kernels_digest(r.kernel for r in own[:DIGESTED]),
+    }
+
+
+def lines(summary: Summary) -> list[list[Any]]:
+    """The table's rows under HEADS, and one for all."""
+    kept = "strategies", "refused", "empty", "emulated", "right"
+    rows = [[name, *(row[k] for k in kept)] for name, row in summary["families"].items()]
+    return [*rows, ["all", *(sum(row[i + 1] for row in rows) for i in range(len(kept)))]]
+
+
+def conclusion(summary: Summary) -> str:
+    """What held, in a paragraph."""
+    _, drawn, refused, *_ = lines(summary)[-1]
+    registers = summary["registers"]
+    seen = ", ".join(f"{t} {n}" for t, n in summary["techniques"].items())
     return (
-        f"registers of {len(excess)} kernels without a split: ptxas minus estimate "
-        f"{min(excess)}..{max(excess)}, over in {sum(e > 0 for e in excess)}"
+        f"{summary['device']} ({summary['arch']}): {drawn - refused} of {drawn} strategies build, "
+        f"validate, assemble with no spill or C75xx note and show their SASS. Refused: "
+        f"{summary['stages'] or 'none'}. Registers of {registers['kernels']} kernels without a "
+        f"split: ptxas minus estimate {registers['least']}..{registers['most']}, over in "
+        f"{registers['over']}. Kernels whose machine code shows: {seen}."
     )
+
+
+def report(summary: Summary) -> str:
+    """The conclusion, the table, and what should not be."""
+    rows = [[str(cell) for cell in row] for row in (HEADS, *lines(summary))]
+    named = [f"  {line}" for line in summary["failures"]]
+    named += [f"  {problem}: no strategy is valid" for problem in summary["empty"]]
+    return "\n".join([conclusion(summary), align(rows), *named])
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = Parser(
         prog="ptxflow survey",
         description=__doc__,
-        epilog="examples: ptxflow survey --samples 200 --device h200\n"
+        epilog="examples: ptxflow survey --samples 200 --device h200 --emulate 2\n"
         "ptxflow survey --definition gemm_n4096_k4096 --axes M=1,1000 --samples 50",
     )
     add_arguments(parser, "random shapes of its")
+    results.add_arguments(parser)
+    results.add_log(parser)
     add = parser.add_argument
-    add("--device", nargs="+", default=["b200", "h200"],
-        help="b200, h200, h100 (default: b200 h200)")  # fmt: skip
-    add("--samples", type=positive_int, default=2000,
-        help="strategies of all families and devices together (default: 2000)")  # fmt: skip
+    add("--samples", type=positive_int, default=1000,
+        help="strategies of all families together (default: 1000)")  # fmt: skip
     add("--emulate", type=natural_int, default=0, metavar="N",
-        help="emulate so many of each device's, on their first problem (default: 0)")  # fmt: skip
-    add("--minutes", type=float, default=math.inf, metavar="M",
-        help="of each device, after which none is emulated")  # fmt: skip
+        help="emulate so many of each family, on covering problems (default: 0)")  # fmt: skip
+    add("--minutes", type=float, default=math.inf, metavar="N",
+        help="begin no strategy after so many")  # fmt: skip
     return parser
 
 
 def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Problem]]:
-    """What the arguments ask for on one of their devices; problems without a strategy behind it."""
-    share = -(-args.samples // len(args.device))
+    """What the arguments ask for; problems without a strategy behind it."""
     how = args.seed, args.space == "wide"
     if by_definition(args):
-        return draw(args.definition, parse_axes(args.axes), device, share, *how), []
-    each = -(-share // len(args.families or definitions()))
+        return draw(args.definition, parse_axes(args.axes), device, args.samples, *how), []
+    each = -(-args.samples // len(args.families or definitions()))
     return draw_shapes(args.families, device, each, *how)
 
 
@@ -180,14 +220,18 @@ def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Pro
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if every drawn strategy compiles and is right where it is emulated, 1 if not, 2 on bad
     arguments."""
-    args = arguments().parse_args(argv)
-    refused = 0
-    for device in map(find_device, args.device):
+    given = list(sys.argv[1:] if argv is None else argv)
+    args = arguments().parse_args(given)
+
+    def work(device: Device) -> Summary:
         jobs, empty = drawn(args, device)
-        outcome = survey(jobs, device, args.jobs, empty, args.emulate, args.minutes)
-        print(report(outcome, device))
-        refused += len(outcome.refused) + sum(bool(text) for _, text in outcome.emulated)
-    return 1 if refused else 0
+        return summarise(
+            survey(jobs, device, args.jobs, args.emulate, args.log, args.minutes), empty
+        )
+
+    summary = results.make("survey", args, given, work)
+    print(report(summary))
+    return int(bool(summary["failures"]))
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ from ptxflow.compiler.emulator import Fault, Report, emulate
 from ptxflow.compiler.emulator.coverage import Coverage, Gap, skeleton
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Size, Strategy
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import UOp, kernels_of
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
-INSTRUCTIONS = 3_000_000  # of warps, after which no further problem is begun
+FEW = 3, 12, 0  # clusters of each launch of a brief run; all, where these leave a gap
+INSTRUCTIONS = 3_000_000  # of warps, after which no problem is begun for the rest to be covered
 Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 
 
@@ -143,6 +144,7 @@ class Covering:
     chosen: dict[Attempt, float] = field(default_factory=dict)
     last: Attempt | None = None
     tried: int = 0
+    schedules: set[int] = field(default_factory=set)
     instructions: int = 0  # that warps executed
     error: str = ""
     fault: bool = False
@@ -163,6 +165,7 @@ class Covering:
         """A run of a text; what it covered is added where it `counts`, and the attempt kept if any
         of it is new."""
         self.tried, self.last = self.tried + 1, given
+        self.schedules.add(given.seed)
         self.instructions += outcome.report.instructions
         before = {g.key for g in self.gaps} if self.entries else None
         for entry, found in outcome.report.coverage.items() if counts else ():
@@ -185,19 +188,38 @@ def cover(
     instructions: int = INSTRUCTIONS,
 ) -> Covering:
     """Emulate the family's first problem under every schedule, then its others in turn until all is
-    covered, or so many instructions were executed; stops at the first wrong value or fault."""
+    covered, or so many instructions were executed and all of the text at least once; stops at the
+    first wrong value or fault.
+
+    Without schedules the whole is brief: the first problem is run once and only if its text is the
+    kernel's, and FEW clusters of the others, small ones first: more, where they leave something
+    never executed, or what they compute of what others left is wrong.
+    """
     maker, began = family(strategy.family), time.process_time()
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     small = maker.trial(problem, strategy, device)
     offered = maker.trials(problem, strategy, device)
     out = Covering(*shape_of(small.problem, offered.shapes, strategy, device, whole))
-    for given in [
-        *(Attempt(small.problem, seed, small.blocks) for seed in seeds),
-        *attempts_of(out.shape, offered.sizes),
-    ]:
-        if out.tried >= len(seeds):
-            late = out.instructions > instructions and out.tried > len(seeds)
-            if late or (out.entries and not out.gaps):
+    first = [Attempt(small.problem, seed, small.blocks) for seed in seeds]
+    others = list(attempts_of(out.shape, offered.sizes))
+    enough = len(first) + len(others)
+    if not seeds:
+        lowered = maker.build(small.problem, strategy, device)
+        own = skeleton(write(lowered, device)) == whole
+        first = [Attempt(small.problem, 0, small.blocks)] * own
+        enough = len(first) + len(others)
+        steps = len(kernels_of(lowered))
+        others.sort(key=lambda o: sum(n for _, n in o.problem.axes))
+        others = [
+            replace(o, seed=(j + own) % 2, some=o.some or (few,) * steps * (few > 0))
+            for few in (FEW if steps == 1 or _floats(small.problem) else FEW[-1:])
+            for j, o in enumerate(others)
+        ]
+    for i, given in enumerate((*first, *dict.fromkeys(others))):
+        if i >= len(first):
+            late = i >= enough or (out.instructions > instructions and out.tried > len(first))
+            left = {g.kind for g in out.gaps}
+            if (late or out.entries) and not (left & {"instruction"} if late else left):
                 break
         kernel = built(given.problem, strategy, device)
         if kernel is None:
@@ -206,12 +228,21 @@ def cover(
         launch = maker.launch(given.problem, strategy, device)
         started = time.process_time()
         outcome = attempt(ptx, launch, given)
+        if outcome.error and any(given.some) and not seeds:  # it may need what others leave
+            given = replace(given, some=())
+            outcome = attempt(ptx, launch, given)
         took = time.process_time() - started
         out.add(given, outcome, skeleton(ptx) == whole, ptx, took)
         if out.error:
             break
     out.seconds = time.process_time() - began
     return out
+
+
+def _floats(problem: Problem) -> bool:
+    """Whether what comes of data that is not there shows in the outputs: as no number."""
+    case = prepared_case(problem, False)
+    return all(plain(case.tensors[name]).dtype.kind == "f" for name in case.expected)
 
 
 def built(problem: Problem, strategy: Strategy, device: Device) -> UOp | None:

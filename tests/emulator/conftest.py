@@ -101,15 +101,17 @@ class Outcome:
 def execute() -> Execute:
     """Run `body` in blocks of `threads`; %out is the address of a tensor of u32 words, %at that of
     the thread's word. Each of `maps` is a parameter `mapN`, a tensor map over the output or over
-    one of the further `tensors`."""
+    one of the further `tensors`; `pointers` are parameters that point to some of these."""
 
     def text(
         body: str, threads: int = 32, words: int = 64, grid: int | tuple[int, int, int] = 1,
         smem: int = 0, seed: int = 0, target: str = "sm_90a", cluster: int = 1,
         maps: Sequence[TensorMapParam] = (), tensors: Mapping[str, NDArray[Any]] | None = None,
+        pointers: Sequence[str] = (),
     ) -> Outcome:  # fmt: skip
         declared = f".explicitcluster\n.reqnctapercluster {cluster}, 1, 1\n" if cluster > 1 else ""
         mapped = "".join(f",\n    .param .align 64 .b8 map{i}[128]" for i in range(len(maps)))
+        mapped += "".join(f",\n    .param .u64 {name}" for name in pointers)
         ptx = f"""
 .version 8.8
 .target {target}
@@ -140,7 +142,7 @@ def execute() -> Execute:
         out = np.zeros(words, np.uint32)
         sides = (grid, 1, 1) if isinstance(grid, int) else grid
         x, y, z = map(str, sides)
-        params: tuple[Param, ...] = (PointerParam("out"), *maps)
+        params: tuple[Param, ...] = (PointerParam("out"), *maps, *map(PointerParam, pointers))
         launch = Launch("test", (x, y, z), threads, (cluster, 1, 1), smem, params)
         return Outcome(out, emulate(ptx, launch, {"out": out, **(tensors or {})}, {}, seed=seed))
 

@@ -12,7 +12,7 @@ from ptxflow.compiler.device import H200
 from ptxflow.compiler.emulator import Fault
 from ptxflow.env.tasks.definition import parse
 from ptxflow.eval.verify.cases import case_of
-from ptxflow.eval.verify.emulation import run_emulation
+from ptxflow.eval.verify.emulation import covering_emulation, run_emulation
 from tests.alike import alike
 from tests.emulation import outside, run, text_of
 from tests.families import ROWS
@@ -61,8 +61,9 @@ def test_sampled_strategies_are_right(row: Row, drawn: Sampled) -> None:
             case = case_of(p)
             assert not outside(case, run(p, s, case, dev, seed=i)), s
         else:
-            result = run_emulation(p, s, dev, drawn.seeds)
-            assert result.right, (s, result)
+            emulated = covering_emulation if drawn.slow else run_emulation
+            result = emulated(p, s, dev, drawn.seeds)
+            assert result.right, (s, result.complaints)
 
 
 @pytest.mark.parametrize(("row", "r"), items(ROWS, "runs"))

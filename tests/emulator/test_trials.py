@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,35 @@ from ptxflow.compiler.backend import cache
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.kernels import family
+from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify import emulation, trials
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.draws import draw_families
 from ptxflow.eval.verify.emulation import cached_emulation, run_emulation
 from ptxflow.eval.verify.results import read
 from ptxflow.eval.verify.strategies import main, table
-from ptxflow.eval.verify.trials import Attempt, attempt
+from ptxflow.eval.verify.trials import Attempt, Outcome, attempt
 from ptxflow.eval.verify.value_mutants import candidates
 from tests.families.gemm import CASES, problem_for
+
+
+@pytest.mark.parametrize(("family_name", "partly"), [("gemm", True), ("dsa_indexer", False)])
+def test_a_brief_run_starts_few_clusters_where_what_they_lack_shows(
+    family_name: str, partly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where few are wrong, all decide; integers do not show what they were made of."""
+    runs = list[tuple[bool, int]]()
+
+    def told(ptx: str, launch: Launch, given: Attempt) -> Outcome:
+        runs.append((any(given.some), given.seed))
+        return Outcome(error="1 of 2 elements of C differ" if any(given.some) else "")
+
+    monkeypatch.setattr(trials, "attempt", told)
+    (job,) = draw_families([family_name], DEVICES["h200"], 1, 0)
+    found = trials.cover(*job, DEVICES["h200"], ())
+    assert not found.error and found.schedules == {0, 1}
+    assert any(some for some, _ in runs) == partly
+    assert all(again == (False, seed) for (some, seed), again in pairwise(runs) if some)
 
 
 def test_a_wrong_kernel_is_told_from_a_right_one(monkeypatch: pytest.MonkeyPatch):
@@ -52,7 +73,7 @@ def test_a_right_kernel_is_emulated_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(trials, "emulate", counted)
     first, again = cached_emulation(problem, s, dev), cached_emulation(problem, s, dev)
     assert first == again and first.right and calls[:2] == [0, 1]
-    assert len(calls) == first.problems + 1 > 2 and not first.unexecuted
+    assert len(calls) == first.problems > 1 and first.schedules == 2
     monkeypatch.setattr(trials, "differences", lambda *_: "1 of 2 elements of C differ")
     before, other = len(calls), replace(problem, dtype="bfloat16")
     assert not cached_emulation(other, s, dev).right

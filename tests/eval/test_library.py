@@ -29,6 +29,7 @@ from ptxflow.eval.sample.library_timing import GpuTiming, interpolated, spread
 from ptxflow.eval.sample.looks import Judge, Look
 from ptxflow.eval.sample.ranges import bounds, find_ranges, looks, spaced
 from ptxflow.eval.sample.solution import read_solution
+from ptxflow.eval.sample.widened import WideReward, around, nearest, widened
 from tests.builders import LAUNCH, compiled, refused, space_at, untrained
 from tests.scripted_gpu import MADE, scripted_gpu
 
@@ -368,3 +369,26 @@ def test_what_a_run_is_by_its_digest(checkpoint: Path, tmp_path: Path) -> None:
     tools["compiler"] = "changed"  # by another commit candidates of a kept file stay candidates
     of += [library_run._digest(asked, tools, norm) for asked in (one, kept)]
     assert of[3] != of[0] and of[4] == of[2]
+
+
+def test_wide_strategies_stand_around_listed_ones() -> None:
+    ranges, _ = find_ranges(load("gemm_n256_k7168"), ["M=1:64"])
+    listed, model = family("gemm"), ModelReward()
+    narrow = Judge(listed, H200, ranges, model)
+    wide = Judge(listed.wide, H200, ranges, WideReward(model, listed))
+    sizes = {"M": 40}
+    space = narrow.space(sizes)
+    some = space.codes[:: len(space) // 50]
+    coded = widened(some, listed)
+    keys = [space.strategy(int(c)).key for c in some]
+    assert [wide.some(sizes, coded[[i]]).strategy(int(c)).key for i, c in enumerate(coded)] == keys
+    assert (nearest(coded, listed) == some).all() and wide.legal(sizes, coded).all()
+    assert wide.seconds(sizes, coded) == pytest.approx(narrow.seconds(sizes, some))
+    near = around(coded[:1], listed, 1)
+    rows = wide.some(sizes, near).indices()
+    assert coded[0] in near and ((rows != wide.some(sizes, coded[:1]).indices()).sum(1) <= 1).all()
+    look = wide.look(sizes, lambda space: np.zeros(len(space)), lambda _: np.arange(4), "both")
+    best = np.array(look.best)
+    assert wide.legal(sizes, best).all() and len(set(look.best)) == len(best)
+    assert wide.seconds(sizes, best[:2]).min() <= look.seconds  # the best of the listed ones
+    assert not np.isin(best, widened(space.codes, listed)).all()

@@ -25,7 +25,8 @@ from ptxflow.gfn.fine_tuning import (
     propose,
 )
 from ptxflow.gfn.inference import Policy, load_policy, log_probs
-from ptxflow.gfn.training import TrainConfig, Trainer
+from ptxflow.gfn.options import TrainConfig
+from ptxflow.gfn.training import Trainer
 
 SpaceOf = Callable[[int], Space]
 TAU = 0.1
@@ -35,7 +36,9 @@ EXPECTED = TuneConfig(optimism=0.0)
 
 @pytest.fixture(scope="module")
 def policy(toy: SpaceOf, toy_reward: Any, tmp_path_factory: pytest.TempPathFactory) -> Policy:
-    config = TrainConfig(tau=TAU, batch=256, hidden=64, warmup=5, stages=1)
+    config = TrainConfig(
+        tau=TAU, batch=256, hidden=64, warmup=5, stages=1, temperatures=(0.05, 0.2)
+    )
     trainer = Trainer([toy(m) for m in (1, 4, 16, 64)], config, 250, toy_reward)
     for _ in range(250):
         trainer.advance()
@@ -167,7 +170,7 @@ def test_a_family_that_the_policy_has_no_part_for_gets_one(
 def test_training_can_begin_with_a_trained_policy(
     policy: Policy, toy: SpaceOf, other: SpaceOf, toy_reward: Any, tmp_path: Path
 ) -> None:
-    config = TrainConfig(tau=TAU, batch=64, stages=1)
+    config = TrainConfig(tau=TAU, batch=64, stages=1, temperatures=(0.05, 0.2))
     spaces = [toy(4), other(8)]
     trainer = Trainer(spaces, config, 10, toy_reward, start=policy.network)
     fresh = Trainer(spaces, config, 10, toy_reward)

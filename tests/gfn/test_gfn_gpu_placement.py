@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import (
 
 from ptxflow.env.space import Space
 from ptxflow.gfn import training
-from ptxflow.gfn.training import LOOK_EVERY, TrainConfig, Trainer
+from ptxflow.gfn.options import TrainConfig
+from ptxflow.gfn.training import LOOK_EVERY, Trainer
 
 SpaceOf = Callable[[int], Space]
 GPU = torch.device("cuda:0")
@@ -96,13 +97,16 @@ def trainer(
 def test_a_step_stays_on_the_gpu_and_never_waits(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but the backward pass, which fake tensors of a GPU do not have without one."""
+    """All but the backward pass, which fake tensors of a GPU do not have without one, and the
+    reward, which the host is asked for."""
+    for group in trainer.groups:
+        worth = torch.full((), 0.5, device=GPU)
+        monkeypatch.setattr(group, "worth", lambda ids, rows, w=worth: w.expand(len(ids)))
 
     def backward(loss: torch.Tensor) -> None:
         assert loss.device == GPU and loss.shape == ()
-        for module in (trainer.network, trainer.log_z):
-            for parameter in module.parameters():
-                parameter.grad = torch.zeros_like(parameter)
+        for parameter in [*trainer.network.parameters(), *trainer.beside]:
+            parameter.grad = torch.zeros_like(parameter)
 
     monkeypatch.setattr(torch.autograd, "backward", backward)
     with torch.no_grad():
@@ -115,14 +119,14 @@ def test_a_step_stays_on_the_gpu_and_never_waits(
 
 
 def test_distances_are_worked_out_on_the_gpu(trainer: Trainer, toy: SpaceOf) -> None:
-    forest = trainer.groups[0].forest
-    assert forest.leaf_log_probs(trainer.network, 1).device == GPU
+    forest = trainer._target(trainer.spaces[1]).forest
+    assert forest.leaf_log_probs(trainer.network, 0).device == GPU
     with pytest.raises(DataDependentOutputException):  # at its end, when the figure is read
         trainer.distances([1])
 
 
 def test_a_table_on_another_device_is_noticed(trainer: Trainer) -> None:
-    group = trainer.groups[0]
-    group.forest.features = torch.zeros(group.forest.features.shape)
+    walks = trainer.groups[0].walks
+    walks.features = torch.zeros(walks.features.shape)
     with torch.no_grad(), pytest.raises(FakeTensorDeviceMismatchError):
-        group.forest.conditions(trainer.network)
+        walks.conditions(trainer.network, torch.zeros(1, dtype=torch.int64, device=GPU))

@@ -20,15 +20,15 @@ from ptxflow.gfn import run as runs
 from ptxflow.gfn.curriculum import Curriculum, difficulty
 from ptxflow.gfn.inference import load_policy, log_probs
 from ptxflow.gfn.network import NetworkConfig, PolicyNetwork
+from ptxflow.gfn.options import TrainConfig
 from ptxflow.gfn.run import Run
 from ptxflow.gfn.run import train as run_steps
-from ptxflow.gfn.targets import Targets
-from ptxflow.gfn.training import TrainConfig, Trainer, network_config, watched
+from ptxflow.gfn.training import Trainer, network_config, watched
 
 SpaceOf = Callable[[int], Space]
 SMALL = TrainConfig(
     tau=0.15, batch=256, hidden=64, stages=2, stage_threshold=0.2, warmup=5,
-    learning_rate=1e-2, matrix_rate=1e-2, log_z_rate=1e-2,
+    learning_rate=1e-2, matrix_rate=1e-2, log_z_rate=1e-2, temperatures=(0.1, 0.4),
 )  # fmt: skip
 
 
@@ -54,6 +54,10 @@ def test_the_policy_converges_to_the_exact_target(toy: SpaceOf, toy_reward: Any)
     after = trainer.distances(range(4))
     assert min(before) > 0.15, "the target must not be near the untrained policy"
     assert max(after) < 0.05
+    for tau in (0.1, 0.25, 0.4):
+        assert max(trainer.distances(range(4), tau)) < 0.08
+        errors = [trainer.log_z_error(w, tau) for w in range(4)]
+        assert max(map(abs, errors)) < 0.15, "nats"
     assert np.mean(losses[-20:]) < 0.02 * np.mean(losses[:5])
     assert trainer.curriculum.last
     (held_out,) = trainer.held_out_distances([toy(16)])
@@ -131,12 +135,12 @@ def test_held_out_workloads_are_never_trained(toy: SpaceOf, toy_reward: Any) -> 
 def test_batches_are_of_the_stages_reached_so_far(toy: SpaceOf, toy_reward: Any) -> None:
     trainer = Trainer([toy(64), toy(1), toy(17), toy(2)], SMALL, 10, toy_reward)
     assert trainer.curriculum.stages == [[1, 3], [0, 2]]
-    _, workload = trainer._batch()
-    assert sorted(set(workload.tolist())) == [1, 3]
+    _, workload, tau = trainer._batch()
+    assert sorted(workload.tolist()) == [1, 3] and tau.shape == (2, 4)
+    assert 0.1 <= tau.min() < tau.max() <= 0.4
     assert trainer.curriculum.measured(0.0, 5, 0.1) is not None
-    _, workload = trainer._batch()
-    counts = torch.bincount(workload)
-    assert counts.tolist() == [64, 64, 64, 64], "evenly, whatever a workload's size"
+    _, workload, tau = trainer._batch()
+    assert sorted(workload.tolist()) == [0, 1, 2, 3] and tau.shape == (4, 2), "evenly"
 
 
 def test_the_curriculum_ranks_small_and_regular_first() -> None:
@@ -168,26 +172,6 @@ def test_the_family_that_is_further_off_gets_more_of_the_steps(
     assert trainer._shares([8, 1])[0] > shares[0]
 
 
-def test_targets_are_worked_out_when_a_workload_is_first_needed(
-    toy: SpaceOf, toy_reward: Any
-) -> None:
-    asked: list[list[int]] = []
-
-    def bar(workloads: Any) -> Any:
-        asked.append(list(workloads))
-        return workloads
-
-    trainer = Trainer([toy(64), toy(1), toy(17), toy(2)], SMALL, 10, toy_reward, bar=bar)
-    assert asked == [[1, 3]], "those of the first stage"
-    trainer.distances([0])
-    trainer.distances([0, 1])
-    assert asked == [[1, 3], [0]]
-    trainer.curriculum.threshold = 1.0
-    distances, promotion = trainer.measure_stage()
-    assert promotion is not None and 0 < distances["toy"] == promotion.distance
-    assert asked == [[1, 3], [0], [2]]
-
-
 def test_what_is_watched_is_spread_evenly_and_bounded(
     toy: SpaceOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,22 +197,6 @@ def test_stages_end_by_measured_progress_or_by_their_share() -> None:
     assert second is not None and second.reason == "budget"
     assert course.last and course.active == [0, 1, 2]
     assert course.measured(0.0, 50, 0.9) is None, "the last stage does not end"
-
-
-def test_strategies_are_drawn_from_the_targets_themselves(toy: SpaceOf, toy_reward: Any) -> None:
-    targets = Targets([toy(1), toy(16), toy(4)])
-    for w in (0, 1):
-        targets.set(w, toy_reward, 0.2)
-    workload = torch.arange(3).repeat(30_000)
-    leaf = targets.draw(workload, torch.Generator().manual_seed(0))
-    for w in range(3):
-        own = targets.forest.leaves(w)
-        seen = torch.bincount(leaf[workload == w] - own.start) / 30_000
-        n = own.stop - own.start
-        expected = targets.log_probs(w).exp() if w < 2 else torch.full((n,), 1 / n)
-        assert len(seen) <= n, "never of another workload"
-        seen = torch.nn.functional.pad(seen, (0, n - len(seen)))
-        assert 0.5 * (seen - expected).abs().sum() < 0.03
 
 
 def test_a_run_in_minutes_plans_by_the_share_of_the_time(

@@ -24,7 +24,8 @@ from ptxflow.eval.bench.candidates import Workload
 from ptxflow.eval.bench.records import RecordFile
 from ptxflow.eval.sample.selection import reward_of
 from ptxflow.gfn import checkpoint
-from ptxflow.gfn.training import TrainConfig, Trainer
+from ptxflow.gfn.options import TrainConfig
+from ptxflow.gfn.training import Trainer
 from tests.builders import by_key, played, record, space_at
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -175,14 +176,15 @@ def test_measured_strategies_change_the_target_of_their_workload_alone(space: Sp
     codes = np.sort(codes)
     seconds = space.problem.flops / np.array([1.0, 2, 3, 4, 5]) / 1e12
     trainer.advance()
-    before = [trainer.groups[0].log_probs(w) for w in (0, 1)]
+    before = [trainer._target(s).log_probs(0.03) for s in (space, other)]
+    assert (trainer.groups[0].replay.worth > -np.inf).any(1).all()
     reward = ReplayReward([Observations(space.family, space.problem, H200, codes, seconds)],
                           ModelReward())  # fmt: skip
     trainer.reward_anew(reward, [0])
-    group = trainer.groups[0]
     exact, log_z = target(space, reward, 0.03)
-    assert group.log_probs(0).numpy() == pytest.approx(exact, abs=1e-5)
-    assert not np.allclose(before[0], exact) and (group.log_probs(1) == before[1]).all()
-    logs = group.env.log_rewards.numpy()
-    assert logs[: len(space)] == pytest.approx(exact + log_z, abs=1e-4)
+    after = [trainer._target(s) for s in (space, other)]
+    assert after[0].log_probs(0.03).numpy() == pytest.approx(exact, abs=1e-5)
+    assert after[0].log_z(0.03) == pytest.approx(log_z)
+    assert not np.allclose(before[0], exact) and (after[1].log_probs(0.03) == before[1]).all()
+    assert (trainer.groups[0].replay.worth > -np.inf).any(1).tolist() == [False, True]
     assert np.isfinite(trainer.advance().loss)

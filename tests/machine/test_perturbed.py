@@ -10,8 +10,11 @@ import pytest
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check
+from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError
+from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.ir import Buffer, Op, Role, UOp, edit, kernel, mbar, role, slot
+from ptxflow.eval.verify.mutants import mutants
 from tests.families.gemm import B200, BLACKWELL, H200, HOPPER, build
 from tests.machine.truth import OUT, TILE, A, B, atoms, block, expect, load, one, read, refusal
 
@@ -195,6 +198,34 @@ def test_a_race_names_the_statement_that_touches_the_tile(tile: UOp) -> None:
     assert told is not None and f"race on {name}[0]: tma_load({name}, " in told, told
     assert f"is not ordered after ld_shared_v4(out, {name}) at " in told, told
     assert " by consumer warp" in told, told
+
+
+#: what a refusal says of a place, and of the statements that touch it
+BLAMED = tuple(map(re.compile, (
+    r"race on (?P<x>\w+)(?:\[\d+\])?: (?P<a>\w+\(.*?\)) at .* is not ordered after "
+    r"(?P<b>\w+\(.*?\)) at ",
+    r"(?P<a>\w+\(.*?\)) at .*: reads (?P<x>\w+)(?:\[\d+\])?, of which part was never written: "
+    r"(?P<b>\w+\(.*?\)) at ",
+    r"(?P<a>\w+\(.*?\)) at .*: overwrites (?P<x>\w+)(?:\[\d+\])? before anyone read what "
+    r"(?P<b>\w+\(.*?\)) at ",
+    r"nobody reads what (?P<a>(?P<b>\w+\(.*?\))) at .* put into (?P<x>\w+)",
+)))  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [STAGED, DIRECT, EPILOGUE])
+def test_refusals_name_statements_that_touch_what_they_blame(case: tuple[Device, Strategy]) -> None:
+    tree, trips = build(*case)
+    seen = 0
+    for mutant in [*mutants(tree)][::4]:
+        try:
+            check(mutant.tree, trips, case[0])
+        except CompileError as refusal:
+            found = next(filter(None, (b.match(str(refusal)) for b in BLAMED)), None)
+            if found:
+                place = re.compile(rf"\b{found['x']}\b|tmem_dealloc")
+                assert place.search(found["a"]) and place.search(found["b"]), (mutant, refusal)
+                seen += 1
+    assert seen > 5
 
 
 EQUIVALENT = {

@@ -255,6 +255,20 @@ def test_commit_by_another_thread():
     table("same read", build, lambda o: o.same, B200)
 
 
+def test_a_commit_that_nobody_waits_for():
+    """Its arrival must find the CTA there. Commits of a thread arrive in order: it does, if a later
+    one is waited for."""
+    other = mbar("other", 1, 1)
+
+    def build(o: Options) -> UOp:
+        commits = [commit(other), commit(DONE)] if o.last else [commit(DONE), commit(other)]
+        body = readers(wait(DONE), AFTER, ld(), at.tcgen05_wait_ld(), BEFORE, o("see", wait(other)))
+        work = issuer(OPERANDS, mma(D, A, B), *commits)
+        return block(B200, (other, *STORAGE), work, body, warps=5)
+
+    table("last see", build, lambda o: o.last or o.see, B200)
+
+
 # -- allocation -------------------------------------------------------------------------------
 
 

@@ -1,1 +1,28 @@
-"""What attention families share: sequences over page tables, and softmax in pieces."""
+"""What attention families share: sequences over page tables, and the problems they are tried on."""
+
+from __future__ import annotations
+
+from ptxflow.compiler.family import Problem
+
+
+def sized(
+    p: Problem, sequences: int, queries: int, tokens: int, least: int = 1, spare: int = 2
+) -> dict[str, int]:
+    """Those axes of a problem that say how many sequences there are, and in all queries and tokens,
+    which take `least` pages or more; `spare` ones are no sequence's."""
+    own = dict(p.axes)
+    pages = max(least, -(-tokens // own.get("page_size", 1)))
+    axes = {
+        "batch_size": sequences,
+        "len_indptr": sequences + 1,
+        "total_q": queries,
+        "num_kv_indices": pages,
+        "num_pages": pages + spare,
+        "total_kv": tokens,
+    }
+    return {name: n for name, n in axes.items() if name in own}
+
+
+def few(count: int, most: int = 4) -> list[int]:
+    """1 to `most` of so many, and all of them."""
+    return sorted({min(n, count) for n in range(1, most + 1)} | {count})

@@ -12,8 +12,7 @@ from ptxflow.compiler.kernels.dsa_sparse.lists import TOPK, Lists
 from ptxflow.compiler.kernels.dsa_sparse.problem import SPARSE, problem
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS, resources
 from ptxflow.compiler.kernels.mla.launches import first_launch, shared, with_sums
-from ptxflow.compiler.kernels.mla.shape import BLOCK
-from ptxflow.compiler.kernels.mla.span import COUNT
+from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
 from ptxflow.compiler.launch import Launch
 
 

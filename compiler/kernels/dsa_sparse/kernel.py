@@ -24,11 +24,8 @@ class AttendToLists(Attend):
         return Lists(self)
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        left = ("sums", "stats") if self.split else ()
-        inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", LIST)
-        pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
-        return (*pointers, ("sm_scale", "u32"))
+    def found_by(self) -> tuple[str, ...]:
+        return (LIST,)
 
     def parts_of_tokens(self) -> list[Part]:
         """L2 brings more than is asked for at a time of latents, which are long."""

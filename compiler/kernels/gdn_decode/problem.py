@@ -13,24 +13,23 @@ from typing import Any
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels.tensors import Tensors
 
-_HEADS = ("batch_size", "seq_len")
-KEYS = [*_HEADS, "num_q_heads", "head_size"]
-VALUES = [*_HEADS, "num_v_heads", "head_size"]
-STATE = ["batch_size", "num_v_heads", "head_size", "head_size"]
-GATE = [*_HEADS, "num_v_heads"]
-INPUTS: dict[str, list[str] | None] = {
-    "q": KEYS,
-    "k": [*_HEADS, "num_k_heads", "head_size"],
-    "v": VALUES,
-    "state": STATE,
-    "A_log": ["num_v_heads"],
-    "a": GATE,
-    "dt_bias": ["num_v_heads"],
-    "b": GATE,
-    "scale": None,
-}
-OUTPUTS: dict[str, list[str] | None] = {"output": VALUES, "new_state": STATE}
+_TOKEN = ("batch_size", "seq_len")
+Table = dict[str, list[str] | None]
+
+
+def tables(states: str, *token: str, **more: list[str] | None) -> tuple[Table, Table]:
+    """Inputs and outputs: `states` and `token` are the axes that count these, `more` further
+    inputs."""
+    state = [states, "num_v_heads", "head_size", "head_size"]
+    values, gate = [*token, "num_v_heads", "head_size"], [*token, "num_v_heads"]
+    inputs: Table = {x: [*token, f"num_{x}_heads", "head_size"] for x in "qkv"}
+    inputs |= {"state": state, "A_log": ["num_v_heads"], "a": gate}
+    inputs |= {"dt_bias": ["num_v_heads"], "b": gate, **more, "scale": None}
+    return inputs, {"output": values, "new_state": state}
+
+
 OTHERS = dict.fromkeys(("state", "A_log", "dt_bias", "scale", "new_state"), "float32")
+INPUTS, OUTPUTS = tables("batch_size", *_TOKEN)
 TENSORS = Tensors("a gdn decode", INPUTS, OUTPUTS, "q, k, v, a, b and output", OTHERS)
 UNIT, MAX_SIZE = 8, 512  # of a head: what its size is a multiple of, and the largest
 MAX_HELD = 40  # elements of a row that a lane can hold beside those of q and k
@@ -64,17 +63,23 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
     )
 
 
-def _refuse(name: str, bound: Mapping[str, int]) -> None:
-    """Raise ValueError for axes that the mathematics or the kernels do not take."""
+def refuse_heads(name: str, bound: Mapping[str, int]) -> None:
+    """Raise ValueError for numbers of heads that do not divide."""
     q, k, v = (bound[f"num_{x}_heads"] for x in "qkv")
-    size, elements = bound["head_size"], bound["batch_size"] * v * bound["head_size"] ** 2
-    if bound["seq_len"] != 1:
-        raise ValueError(f"{name}: a decoding step has seq_len = 1, not {bound['seq_len']}")
     if k != q or v % q:
         raise ValueError(
             f"{name}: {q} query, {k} key and {v} value heads; as many query as key heads must "
             "divide the value heads"
         )
+
+
+def _refuse(name: str, bound: Mapping[str, int]) -> None:
+    """Raise ValueError for axes that the mathematics or the kernels do not take."""
+    size = bound["head_size"]
+    elements = bound["batch_size"] * bound["num_v_heads"] * size**2
+    if bound["seq_len"] != 1:
+        raise ValueError(f"{name}: a decoding step has seq_len = 1, not {bound['seq_len']}")
+    refuse_heads(name, bound)
     lanes = math.gcd(size, 64) // 2  # that can share a row in pairs of elements
     if size % UNIT or size > min(MAX_SIZE, MAX_HELD * lanes):
         raise ValueError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels.attention import few
 from ptxflow.compiler.kernels.gdn_prefill.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_prefill.decisions import DECISIONS, RULES, UNIT, resources
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
@@ -55,8 +56,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     several chunks."""
     k = Kernel(p, s, device)
     shapes = tuple(
-        {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share}
-        for n in sorted({min(n, k.key_heads) for n in (1, 2, 3, 4)} | {k.key_heads})
+        {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share} for n in few(k.key_heads)
     )
 
     def size(count: int, tokens: int, some: tuple[int, ...] = (), absent: bool = False) -> Size:

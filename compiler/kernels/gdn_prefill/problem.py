@@ -11,24 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels.gdn_decode.problem import refuse_heads, tables
 from ptxflow.compiler.kernels.tensors import Tensors
 
-VALUES = ["total_seq_len", "num_v_heads", "head_size"]
-STATE = ["num_seqs", "num_v_heads", "head_size", "head_size"]
-GATE = ["total_seq_len", "num_v_heads"]
-INPUTS: dict[str, list[str] | None] = {
-    "q": ["total_seq_len", "num_q_heads", "head_size"],
-    "k": ["total_seq_len", "num_k_heads", "head_size"],
-    "v": VALUES,
-    "state": STATE,
-    "A_log": ["num_v_heads"],
-    "a": GATE,
-    "dt_bias": ["num_v_heads"],
-    "b": GATE,
-    "cu_seqlens": ["len_cu_seqlens"],
-    "scale": None,
-}
-OUTPUTS: dict[str, list[str] | None] = {"output": VALUES, "new_state": STATE}
+INPUTS, OUTPUTS = tables("num_seqs", "total_seq_len", cu_seqlens=["len_cu_seqlens"])
 OTHERS = {
     **dict.fromkeys(("state", "A_log", "dt_bias", "scale", "new_state"), "float32"),
     "cu_seqlens": "int64",
@@ -67,18 +53,13 @@ def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
 
 def _refuse(name: str, bound: Mapping[str, int]) -> None:
     """Raise ValueError for axes that the mathematics or the kernels do not take."""
-    q, k, v = (bound[f"num_{x}_heads"] for x in "qkv")
     size = bound["head_size"]
-    if k != q or v % q:
-        raise ValueError(
-            f"{name}: {q} query, {k} key and {v} value heads; as many query as key heads must "
-            "divide the value heads"
-        )
+    refuse_heads(name, bound)
     if size not in SIZES:
         raise ValueError(f"{name}: head_size = {size} must be one of {SIZES}")
     if bound["len_cu_seqlens"] != bound["num_seqs"] + 1:
         raise ValueError(f"{name}: len_cu_seqlens must be num_seqs + 1")
     for what, count in (("values", bound["total_seq_len"]), ("states", bound["num_seqs"] * size)):
-        elements = count * v * size
+        elements = count * bound["num_v_heads"] * size
         if elements > MAX_ELEMENTS:
             raise ValueError(f"{name}: {what} have {elements} elements, of at most 2^32 - 1")

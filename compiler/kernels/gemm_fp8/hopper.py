@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import gcd
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, Body, UOp, const, frag, loop, param, part, var
+from ptxflow.compiler.ir import LANE, Body, UOp, const, frag, loop, param, part, var, when
 from ptxflow.compiler.kernels.gemm import hopper
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
@@ -57,21 +57,26 @@ class Kernel(hopper.Kernel):
         tokens, weights = self.r("token_scale", count), self.r("weight_scale", self.weights)
         factor = self.r("factor", count * self.weights)
         acc = self.accumulators(0, 0, self.acc.arg.size)
+
+        def load(k: UOp) -> list[UOp]:
+            return self.load_scales(tokens, weights, self.t.k_first + k, m0, n0)
+
         step: list[Body] = [
-            self.load_scales(tokens, weights, self.t.k_first + k, m0, n0),
             self.ring.wait_full(use),
             at.wgmma_fence(),
             self.mma(self.ring.stage(use), k),
             at.wgmma_commit(),
-            at.wgmma_wait(pending=0),
-            self.release(use),
             [
                 at.scale_f32(part(factor, w * count, count), tokens, part(weights, w, 1))
                 for w in range(self.weights)
             ],
+            when(k + 1 < self.t.k_trips, load(k + 1)),  # they take longer than the step's MMAs
+            at.wgmma_wait(pending=0),
+            self.release(use),
             at.promote(acc, self.sums, factor, order=self._order()),
         ]
-        return [at.mov(acc, 0), loop(k, self.t.k_trips, step), self.epilogue(m0, n0, sequence)]
+        loop_k = loop(k, self.t.k_trips, step)
+        return [at.mov(acc, 0), load(const(0)), loop_k, self.epilogue(m0, n0, sequence)]
 
     def mma(self, stage: UOp, k: UOp) -> list[UOp]:
         t, out = self.t, []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.kernels.attention import few, sized
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
 from ptxflow.compiler.kernels.gqa_decode.combine import ENTRY as COMBINE
@@ -109,33 +110,29 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     k = kernel(p, s, device)
     turns = (3 * k.stages + 1) * k.chunk // k.tiles
     tokens = max(min(2 * k.chunk, MOST_EMULATED), min(turns, k.chunk)) + k.tile + 3
-    pages = max(4, -(-tokens // k.page_size))
     heads = {"num_kv_heads": k.heads, "num_qo_heads": k.heads * k.group}
-    sizes = {"len_indptr": 4, "num_kv_indices": pages, "num_pages": pages + 2}
-    return Trial(p.at(batch_size=3, **heads, **sizes))
+    return Trial(p.at(**heads, **sized(p, 3, 0, tokens, least=4)))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two groups of key heads: sequences of several chunks; many sequences, few of which have a
     page, and whose look-up takes several steps, of which the last is summed up."""
     k = kernel(p, s, device)
-    page = k.page_size
     groups = -(-k.key_heads // k.heads)
     shapes = tuple(
         {"num_kv_heads": n * k.heads, "num_qo_heads": n * k.heads * k.group}
-        for n in sorted({min(2, groups), min(3, groups), min(4, groups), groups})
+        for n in few(groups)
+        if n > 1 or groups == 1
     )
 
     def size(batch: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
-        pages = max(2, -(-tokens // page))
-        rows = {"batch_size": batch, "len_indptr": batch + 1}
-        return Size({**rows, "num_kv_indices": pages, "num_pages": pages + 2}, None, some)
+        return Size(sized(p, batch, 0, tokens, least=2), None, some)
 
     many = 9 * k.chunk + 5
     sizes = (
         size(2, 3 * k.chunk + k.tile + 3),
         size(1, many, () if many < MANY else (2, 8)),
-        size(131, 24 * page),
+        size(131, 24 * k.page_size),
     )
     return Trials(shapes, sizes)
 

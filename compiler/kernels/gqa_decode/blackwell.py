@@ -8,8 +8,6 @@ tile's scores are computed under a tile's softmax.
 
 from __future__ import annotations
 
-from itertools import product
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
@@ -17,10 +15,10 @@ from ptxflow.compiler.ir.nodes import WARP, UOp, Value, const, value, var
 from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
 from ptxflow.compiler.ir.storage import mbar, slot, tmem
 from ptxflow.compiler.kernels.gqa_decode.probs import Weights
-from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES, WIDE
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
+from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, ROWS
 from ptxflow.compiler.lower import finish, single
-from ptxflow.compiler.tile.operands import k_major, rows_along_k, tcgen05
+from ptxflow.compiler.tile.operands import tcgen05
 from ptxflow.compiler.tile.values import Float32, emit, repeat, traced
 
 BUFFERS = 2  # of scores
@@ -72,28 +70,20 @@ class Blackwell(Weights):
 
     def _multiply_keys(self, t: UOp) -> list[UOp]:
         """Their place has been read when the tile before the last one was weighed."""
-        ring, buffer = self.rings[KEYS], self.buffers[KEYS]
-        stage, out = ring.stage(t), [ring.wait_full(t), at.tcgen05_fence_after()]
-        for h, i in product(range(self.heads), range(self.deep)):
+        ring, out = self.rings[KEYS], [self.rings[KEYS].wait_full(t), at.tcgen05_fence_after()]
+        for h, i, k, q, more in self.key_products(ring.stage(t)):
             d = slot(self.score_columns, t & 1, (h * self.deep + i) * self.wide, self.wide)
-            for column in range(0, self.size, MMA_K):
-                first = i * ROWS * LINE
-                k = k_major(self.tile_of, buffer, stage, h * self.size + column, first, ROWS)
-                q = k_major(self.query_of, self.queries, h, column)
-                out.append(tcgen05(d, k, q, int(column > 0), ROWS, self.dtype))
+            out.append(tcgen05(d, k, q, more, ROWS, self.dtype))
         free = [at.tcgen05_commit(slot(ring.empty, ring.stage(t)))] if self.apart else []
         return [*out, *free, at.tcgen05_commit(slot(self.scored, t & 1))]
 
     def _multiply_values(self, t: UOp) -> list[UOp]:
-        ring, buffer = self.rings[VALUES], self.buffers[VALUES]
+        ring = self.rings[VALUES]
         out = [ring.wait_full(t)] if self.apart else []
         out += [at.mbar_wait(slot(self.weighed), t & 1), at.tcgen05_fence_after()]
-        stage = ring.stage(t)
-        for h, d in product(range(self.heads), range(self.dims)):
+        for h, d, v, probs, more in self.value_products(ring.stage(t)):
             into = slot(self.added_columns, 0, (h * self.dims + d) * self.wide, self.wide)
-            for k in range(self.tile // MMA_K):
-                v = rows_along_k(self.tile_of, buffer, stage, k * MMA_K, h * self.size + d * WIDE)
-                out.append(tcgen05(into, v, self.probs_of(h, k), int(k > 0), ROWS, self.dtype))
+            out.append(tcgen05(into, v, probs, more, ROWS, self.dtype))
         free = at.tcgen05_commit(slot(ring.empty, ring.stage(t)))
         return [*out, free, at.tcgen05_commit(slot(self.summed))]
 

@@ -6,15 +6,13 @@ stay in registers.
 
 from __future__ import annotations
 
-from itertools import product
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import Role, UOp, loop, role, var, when
 from ptxflow.compiler.kernels.gqa_decode.probs import MEET, THREADS, Weights
-from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES, WIDE
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
+from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
+from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS
 from ptxflow.compiler.lower import finish
-from ptxflow.compiler.tile.operands import k_major, rows_along_k, wgmma
+from ptxflow.compiler.tile.operands import wgmma
 from ptxflow.compiler.tile.values import emit, repeat, traced
 
 
@@ -59,24 +57,14 @@ class Hopper(Weights):
 
     def _multiply_keys(self, t: UOp) -> list[UOp]:
         """Scores of a tile."""
-        ring, buffer = self.rings[KEYS], self.buffers[KEYS]
-        stage, out = ring.stage(t), [ring.wait_full(t), at.wgmma_fence()]
-        for h, i in product(range(self.heads), range(self.deep)):
-            acc = self.of_mma(self.scores, h, i)
-            for column in range(0, self.size, MMA_K):
-                first = i * ROWS * LINE
-                k = k_major(self.tile_of, buffer, stage, h * self.size + column, first, ROWS)
-                q = k_major(self.query_of, self.queries, h, column)
-                out.append(wgmma(acc.slot, k, q, int(column > 0), self.dtype))
+        ring, out = self.rings[KEYS], [self.rings[KEYS].wait_full(t), at.wgmma_fence()]
+        for h, i, k, q, more in self.key_products(ring.stage(t)):
+            out.append(wgmma(self.of_mma(self.scores, h, i).slot, k, q, more, self.dtype))
         return [*out, at.wgmma_commit(), at.wgmma_wait(pending=0)]
 
     def _multiply_values(self, t: UOp) -> list[UOp]:
         """Adds the tile's values times probs."""
-        ring, buffer = self.rings[VALUES], self.buffers[VALUES]
-        stage, out = ring.stage(t), [at.wgmma_fence()]
-        for h, d in product(range(self.heads), range(self.dims)):
-            for k in range(self.tile // MMA_K):
-                v = rows_along_k(self.tile_of, buffer, stage, k * MMA_K, h * self.size + d * WIDE)
-                acc = self.of_mma(self.sums, h, d)
-                out.append(wgmma(acc.slot, v, self.probs_of(h, k), 1, self.dtype))
+        out = [at.wgmma_fence()]
+        for h, d, v, probs, _ in self.value_products(self.rings[VALUES].stage(t)):
+            out.append(wgmma(self.of_mma(self.sums, h, d).slot, v, probs, 1, self.dtype))
         return [*out, at.wgmma_commit(), at.wgmma_wait(pending=0)]

@@ -82,11 +82,13 @@ class Chunks(Span):
         firsts = [first + t * stride for t in range(self.stages)]
         ahead = first + self.stages * stride
         t, ring = var("tile"), self.ring
-        emit([ring.pages(f"{i}", f) for i, f in enumerate(firsts)])
+        for i, token in enumerate(firsts):
+            ring.pages(f"{i}", token)
         if self._goes_on:
-            emit(ring.pages("ahead", ahead, unread=True))
-        emit(when(const(0) < tiles, ring.ask(0, "0", first)))
-        emit([ring.ask_if(const(i), tiles, i, f"{i}", firsts[i]) for i in range(1, self.stages)])
+            ring.pages("ahead", ahead, unread=True)
+        emit(when(const(0) < tiles, traced(ring.ask, 0, "0", first)))
+        for i in range(1, self.stages):
+            ring.ask_if(const(i), tiles, i, f"{i}", firsts[i])
         with where(const(0) < tiles):
             self._load_queries()
             self.softmax[0].constants()
@@ -102,8 +104,8 @@ class Chunks(Span):
         stage, stride, ring = t % self.stages, self.warps * self.tile, self.ring
         again = first + self.stages * stride
         if self._goes_on:
-            emit(ring.next_pages(again + stride))
-        emit(ring.wait(False))
+            ring.next_pages(again + stride)
+        ring.wait(False)
         self._multiply_keys(stage)
         with where(self.tokens < first + self.tile):
             self._hide(first)
@@ -111,13 +113,13 @@ class Chunks(Span):
             self._softmax(u)
         self._turn_probs()
         if ring.apart:
-            emit(ring.wait(True))
+            ring.wait(True)
         self._multiply_values(stage)
         emit(at.warp_sync())  # all lanes have read what the next rows overwrite
         if self._goes_on:
-            emit(ring.ask_if(t + self.stages, tiles, stage, "next", again))
+            ring.ask_if(t + self.stages, tiles, stage, "next", again)
         else:
-            emit(ring.skip())
+            ring.skip()
 
     # -- multiplying ---------------------------------------------------------------------------
 

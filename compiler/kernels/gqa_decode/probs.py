@@ -8,6 +8,7 @@ their own, so they broadcast their maxima, and in the end their row sums.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import TypeVar
 
 from ptxflow.compiler.atoms import at
@@ -18,9 +19,9 @@ from ptxflow.compiler.ir.statements import Body, when
 from ptxflow.compiler.ir.storage import anywhere, part, slot, smem
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD
-from ptxflow.compiler.kernels.gqa_decode.tiles import CHUNK, LINES, WIDE, Tiles
+from ptxflow.compiler.kernels.gqa_decode.tiles import CHUNK, KEYS, LINES, VALUES, WIDE, Tiles
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
-from ptxflow.compiler.tile.operands import Matrix
+from ptxflow.compiler.tile.operands import Matrix, k_major, rows_along_k
 from ptxflow.compiler.tile.softmax import (
     ACROSS,
     MAX,
@@ -78,6 +79,25 @@ class Weights(Tiles):
     def pair(values: Float32, u: int) -> Float32:
         """Of a unit's two heads."""
         return values[2 * u : 2 * u + 2]
+
+    # -- what is multiplied --------------------------------------------------------------------
+
+    def key_products(self, stage: UOp) -> Iterator[tuple[int, int, Matrix, Matrix, int]]:
+        """Of every 64 tokens i of a key head h of a stage: keys and queries, and whether their
+        product is added to those before."""
+        for h, i in product(range(self.heads), range(self.deep)):
+            for column in range(0, self.size, MMA_K):
+                dim, first = h * self.size + column, i * ROWS * LINE
+                k = k_major(self.tile_of, self.buffers[KEYS], stage, dim, first, ROWS)
+                yield h, i, k, k_major(self.query_of, self.queries, h, column), int(column > 0)
+
+    def value_products(self, stage: UOp) -> Iterator[tuple[int, int, Matrix, Matrix, int]]:
+        """Of every 64 dims d of a key head h: values and probs, and the same."""
+        for h, d in product(range(self.heads), range(self.dims)):
+            for k in range(self.tile // MMA_K):
+                first, dim = k * MMA_K, h * self.size + d * WIDE
+                v = rows_along_k(self.tile_of, self.buffers[VALUES], stage, first, dim)
+                yield h, d, v, self.probs_of(h, k), int(k > 0)
 
     # -- queries -------------------------------------------------------------------------------
 

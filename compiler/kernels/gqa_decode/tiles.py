@@ -16,7 +16,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, value, var
 from ptxflow.compiler.ir.statements import Body, elect, loop, when
-from ptxflow.compiler.ir.storage import anywhere, slot, smem, value_of
+from ptxflow.compiler.ir.storage import anywhere, slot, smem
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.span import CACHES, Span
 from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
@@ -33,6 +33,7 @@ from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.rings import GATHERED, Ring
 from ptxflow.compiler.tile.rings import Tiles as Storage
+from ptxflow.compiler.tile.values import UInt32, elected, emit, repeat, trace, traced
 
 CHUNK = 16  # bytes that a lane copies, and that the swizzle moves together
 LINES = 4  # rows of a column block that a warp copies together
@@ -72,6 +73,8 @@ class Tiles(Span):
         self.box = WIDE, min(self.page_size, self.tile) if self.boxed else 1
         # how many times four rows are gathered at a time
         self.fours = max(BRANCH * WIDE // (self.heads * self.size), 1)
+        # of this CTA's key heads, in a row of a cache
+        self.first_column = self.head * self.size
 
     def tiles_of(self, name: str) -> Storage:
         """What a ring holds."""
@@ -97,83 +100,73 @@ class Tiles(Span):
 
     # -- producers -----------------------------------------------------------------------------
 
-    def produce(self) -> list[Body]:
+    def produce(self) -> list[UOp]:
         """What a producer does: it fills its stage, turn after turn."""
         t = var("asked")
-        fill = self._copy(t) if self.copied else self._load(t) if self.boxed else self._gather(t)
-        tiles = loop(t, self.count, fill, start=self.producer, step=self.stages)
-        if not self.copied:
-            return [tiles]
-        return [when(self.producer < self.count, self._ask_pages(self.producer)), tiles]
+        fill = self._copy if self.copied else self._load if self.boxed else self._gather
+        with trace() as out:
+            if self.copied:
+                emit(when(self.producer < self.count, self._ask_pages(self.producer)))
+            emit(loop(t, self.count, traced(fill, t), start=self.producer, step=self.stages))
+        return out
 
-    def _waits(self, t: UOp, name: str) -> UOp | None:
-        """A stage is free for keys, and for values if they come with them."""
-        return self.rings[name].wait_empty(t) if self.apart or name == KEYS else None
-
-    def _expects(self, t: UOp, name: str) -> UOp | None:
-        """The bytes of keys, and of values if they come with them."""
+    def _begin(self, name: str, t: UOp) -> list[UOp]:
+        """A stage is free for keys, and for values if they come with them; how many bytes of both
+        TMA will bring."""
+        if not self.apart and name == VALUES:
+            return []
         ring, share = self.rings[name], 1 if self.apart else 2
-        expect = at.mbar_arrive_expect(
-            slot(ring.full, ring.stage(t)), bytes=share * self.tile_of.bytes
-        )
-        return expect if self.apart or name == KEYS else None
+        bar = slot(ring.full, ring.stage(t))
+        expect = at.mbar_arrive_expect(bar, bytes=share * self.tile_of.bytes)
+        return [ring.wait_empty(t), expect if self.boxed else single(expect)]
 
     # -- by TMA --------------------------------------------------------------------------------
 
-    @property
-    def pages(self) -> int:
-        """Pages, or parts of one, of a tile."""
-        return max(self.tile // self.page_size, 1)
+    def _page(self, i: int) -> UInt32:
+        return self.r.uint32(name=f"page_{i}_")
 
-    def _page(self, i: int) -> UOp:
-        return self.r(f"page_{i}", 1).src[0]
+    def _ask_page(self, i: int, token: UOp) -> UOp:
+        """Page 0 stands for those past the end."""
+        return self.sequences.page(self._page(i).slot.src[0], token, token < self.tokens)
 
-    def _load(self, t: UOp) -> list[Body]:
-        """Looks up the pages, then has them brought. Page 0 stands for those past the end."""
-        tokens = [self.first(t) + i * self.page_size for i in range(self.pages)]
-        asked = [
-            self.sequences.page(self._page(i), token, token < self.tokens)
-            for i, token in enumerate(tokens)
-        ]
-        return [*asked, elect(value(1), self._fill(t, KEYS), self._fill(t, VALUES))]
+    def _load(self, t: UOp) -> None:
+        """Looks up a tile's pages, or the one that it is a part of, then has them brought."""
+        first, pages = self.first(t), range(max(self.tile // self.page_size, 1))
+        emit([self._ask_page(i, first + i * self.page_size) for i in pages])
+        inside = first % self.page_size if len(pages) == 1 else 0
+        rows = [self._page(i).value * self.page_size + inside for i in pages]
+        with elected():
+            for name in (KEYS, VALUES):
+                tiles = self.tiles_of(name)
+                emit(self._begin(name, t), tiles.load(t, self.first_column, rows, self.box[1]))
 
-    def _fill(self, t: UOp, name: str) -> list[Body]:
-        inside = self.first(t) % self.page_size if self.pages == 1 else 0
-        rows = [value_of(self._page(i)) * self.page_size + inside for i in range(self.pages)]
-        fill = self.tiles_of(name).load(t, self.head * self.size, rows, self.box[1])
-        return [self._waits(t, name), self._expects(t, name), *fill]
-
-    def _gather(self, t: UOp) -> list[Body]:
+    def _gather(self, t: UOp) -> None:
         """Four rows at a time, from anywhere: a lane looks up four, and tells the one that asks.
         Rows past the end are negative, and come as zeros."""
-        out: list[Body] = []
-        for i in range(GATHERED):
+        mine = [self.r.uint32() for _ in range(GATHERED)]
+        for i, row in enumerate(mine):
             token = self.first(t) + (LANE * GATHERED + i)
             past = 1 - (self.tokens - token.min(self.tokens)).min(1)
-            row = self.sequences.row(value_of(self._page(i)), token) + (past << 31)
-            page = self.sequences.page(self._page(i), token, token < self.tokens)
-            out += [page, at.mov(self.r(f"row_{i}", 1), row)]
+            emit(self._ask_page(i, token))
+            emit(at.mov(row.slot, self.sequences.row(self._page(i).value, token) + (past << 31)))
         for name in (KEYS, VALUES):
-            expects, turn = self._expects(t, name), var(f"{name}_four")
-            turns = self.tile // GATHERED // self.fours
-            fours = self._gather_fours(name, t, turn)
-            out += [self._waits(t, name), single(expects) if expects else None]
-            out.append(loop(turn, turns, fours, rolled=True))
-        return out
+            turn, turns = var(f"{name}_four"), self.tile // GATHERED // self.fours
+            emit(self._begin(name, t))
+            with repeat(turn, turns, rolled=True):
+                self._gather_fours(name, t, turn, mine)
 
-    def _gather_fours(self, name: str, t: UOp, turn: UOp) -> list[UOp]:
+    def _gather_fours(self, name: str, t: UOp, turn: UOp, mine: list[UInt32]) -> None:
         """Some of them, for which lanes tell each other rows together."""
-        told, asked = list[UOp](), list[UOp]()
+        asked = list[UOp]()
         for j in range(self.fours):
             four = turn * self.fours + j
-            rows = [self.r(row, 1) for row in self.told_rows(name, j)]
-            told += [
-                at.shuffle_from(row, self.r(f"row_{i}", 1), four) for i, row in enumerate(rows)
-            ]
-            found, first = [value_of(row) for row in rows], self.head * self.size
-            asked += self.tiles_of(name).gather(t, first, found, four)
+            rows = [self.r.uint32(name=row) for row in self.told_rows(name, j)]
+            for row, own in zip(rows, mine, strict=True):
+                emit(at.shuffle_from(row.slot, own.slot, four))
+            found = [row.value for row in rows]
+            asked += self.tiles_of(name).gather(t, self.first_column, found, four)
         # a branch, not predicates: ptxas must see that one lane asks, at addresses of its warp
-        return [*told, elect(turn < self.tile // GATHERED // self.fours, asked)]
+        emit(elect(turn < self.tile // GATHERED // self.fours, asked))
 
     @staticmethod
     def told_rows(name: str, j: int) -> list[str]:
@@ -191,20 +184,14 @@ class Tiles(Span):
 
     @property
     def maps(self) -> dict[str, Param]:
-        return {name: self._map_of(name) for name, kind in self.caches if kind == "map"}
-
-    def _map_of(self, name: str) -> TensorMapParam:
         """The rows of a cache, all key heads side by side; boxes of a row's next columns follow."""
         width, mine = self.key_heads * self.size, self.heads * self.size * ELEMENT
-        return TensorMapParam(
-            name.replace("map", "cache"),
-            self.problem.dtype,
-            (str(width), f"num_pages * {self.page_size}"),
-            (str(width * ELEMENT),),
-            self.box,
-            LINE,
-            l2_promotion=256 if mine >= 256 else 128,
-        )
+        dims, pitch = (str(width), f"num_pages * {self.page_size}"), (str(width * ELEMENT),)
+        near, dtype = 256 if mine >= 256 else 128, self.problem.dtype
+        return {
+            f"{name}_map": TensorMapParam(f"{name}_cache", dtype, dims, pitch, self.box, LINE, near)
+            for name in (() if self.copied else (KEYS, VALUES))
+        }
 
     # -- by lanes ------------------------------------------------------------------------------
 
@@ -212,60 +199,49 @@ class Tiles(Span):
         """The i-th token of a tile whose page this lane looks up; past the end the last one."""
         return (self.first(t) + (LANE + i * LANES)).min(self.tokens - 1)
 
+    def _next_page(self, i: int) -> UInt32:
+        return self.r.uint32(name=f"next_page_{i}_")
+
     def _ask_pages(self, t: Value) -> list[UOp]:
         return [
-            self.sequences.page(
-                self.r(f"next_page_{i}", 1).src[0], self._lane_token(t, i), unread=True
-            )
+            self.sequences.page(self._next_page(i).slot.src[0], self._lane_token(t, i), unread=True)
             for i in range(self.tile // LANES)
         ]
 
-    def _copy(self, t: UOp) -> list[Body]:
+    def _copy(self, t: UOp) -> None:
         """A tile's rows; pages of the next tile are asked for before."""
-        r, count, out = self.r, range(self.tile // LANES), list[Body]()
-        for i in count:
-            page = value_of(self._page(i))
-            out += [
-                at.copy(r(f"page_{i}", 1), r(f"next_page_{i}", 1)),
-                at.mov(r(f"row_{i}", 1), self.sequences.row(page, self._lane_token(t, i))),
-            ]
-        out += self._ask_pages(t + self.stages)
+        rows = [self.r.uint32() for _ in range(self.tile // LANES)]
+        for i, row in enumerate(rows):
+            self._page(i).set(self._next_page(i))
+            emit(at.mov(row.slot, self.sequences.row(self._page(i).value, self._lane_token(t, i))))
+        emit(self._ask_pages(t + self.stages))
         for name in (KEYS, VALUES):
-            out.append(self._waits(t, name))
-            for i in count:
+            if self.apart or name == KEYS:
+                emit(self.rings[name].wait_empty(t))
+            for i, row in enumerate(rows):
                 turn = var(f"{name}_turn_{i}")
-                rows = [self._copy_lines(name, t, i, turn, j) for j in range(TOGETHER)]
-                out.append(loop(turn, LANES // LINES // TOGETHER, rows, rolled=True))
+                with repeat(turn, LANES // LINES // TOGETHER, rolled=True):
+                    for j in range(TOGETHER):
+                        self._copy_lines(name, t, i, row, (turn * TOGETHER + j) * LINES)
             if self.apart or name == VALUES:
-                out.append(at.copies_commit())
+                emit(at.copies_commit())
         if self.apart:
-            out += self._hand_over(KEYS, t, 1)
-        return [*out, *self._hand_over(VALUES, t, 0)]
+            emit(self.rings[KEYS].landed(t, 1))
+        emit(self.rings[VALUES].landed(t, 0))
 
-    def _copy_lines(self, name: str, t: UOp, i: int, turn: UOp, j: int) -> list[UOp]:
-        """Four rows: eight lanes to the part of each in a column block."""
-        line = (turn * TOGETHER + j) * LINES  # among those of a register
-        row, chunk = line + (LANE >> 3), LANE & 7
-        own = self.r(f"{name}_from_{i}_{j}", 1)
-        out = [at.shuffle_from(own, self.r(f"row_{i}", 1), row)]
+    def _copy_lines(self, name: str, t: UOp, i: int, rows: UInt32, line: UOp) -> None:
+        """Four rows from a line on, of those of a register: eight lanes to the part of each in a
+        column block."""
+        row, chunk, own = line + (LANE >> 3), LANE & 7, self.r.uint32()
+        emit(at.shuffle_from(own.slot, rows.slot, row))
         pieces = self.size * ELEMENT // CHUNK  # of a row of a key head
-        index = value_of(own) * (self.key_heads * pieces) + self.head * pieces
+        index = own.value * (self.key_heads * pieces) + self.head * pieces
         for column in range(0, self.heads * self.size, WIDE):
             begin = (line + i * LANES) * LINE + self.tile_of.k_block_offset(column)
-            out.append(
-                at.copy_async(
-                    slot(self.buffers[name], self.rings[name].stage(t), begin, LINES * LINE),
-                    (LANE >> 3) * LINE + ((chunk ^ (row & 7)) << 4),
-                    param(f"{name}_cache"),
-                    index + (chunk + column * ELEMENT // CHUNK),
-                    anywhere(f"{name}_cache"),
-                )
-            )
-        return out
-
-    def _hand_over(self, name: str, t: UOp, pending: int) -> list[UOp]:
-        """All but `pending` groups have landed, and asynchronous MMAs may read them."""
-        return self.rings[name].landed(t, pending)
+            place = slot(self.buffers[name], self.rings[name].stage(t), begin, LINES * LINE)
+            offset = (LANE >> 3) * LINE + ((chunk ^ (row & 7)) << 4)
+            source, cache = index + (chunk + column * ELEMENT // CHUNK), f"{name}_cache"
+            emit(at.copy_async(place, offset, param(cache), source, anywhere(cache)))
 
     # -- past the end --------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.kernels.attention import few, sized
 from ptxflow.compiler.kernels.gqa_prefill import blackwell, decisions, hopper
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
 from ptxflow.compiler.kernels.gqa_prefill.cost import COSTS, demand, features
@@ -89,20 +90,14 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     queries = min(2 * k.tokens + 5, tokens - 1)
     group = k.heads // k.kv_heads
     kv_heads = 2 if k.share == group and k.kv_heads > 1 else 1
-    axes = {
-        "num_qo_heads": kv_heads * k.share * (2 if group > k.share else 1),
-        "num_kv_heads": kv_heads,
-        "len_indptr": 4,
-        "total_q": queries,
-    }
-    if k.page:
-        pages = -(-tokens // k.page) + 2
-        axes |= {"num_kv_indices": pages, "num_pages": pages + 3}
-        if "batch_size" in dict(p.axes):
-            axes["batch_size"] = 3
-    else:
-        axes["total_kv"] = tokens
-    return Trial(p.at(**axes))
+    heads = kv_heads * k.share * (2 if group > k.share else 1)
+    axes = sized(p, 3, queries, *_room(k, tokens))
+    return Trial(p.at(num_qo_heads=heads, num_kv_heads=kv_heads, **axes))
+
+
+def _room(k: Kernel, tokens: int) -> tuple[int, int, int]:
+    """Tokens, the fewest pages, and spare ones: two more of a sequence's than they need."""
+    return tokens, -(-tokens // k.page) + 2 if k.page else 0, 3
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
@@ -110,19 +105,10 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     have tokens, and whose look-up takes several steps; a ring beyond its 32nd turn."""
     k = kernel(p, s, device)
     group, tile = k.heads // k.kv_heads, k.tile_kv
-    shapes = tuple(
-        {"num_kv_heads": n, "num_qo_heads": n * group}
-        for n in sorted({min(n, k.kv_heads) for n in (1, 2, 3, 4)} | {k.kv_heads})
-    )
+    shapes = tuple({"num_kv_heads": n, "num_qo_heads": n * group} for n in few(k.kv_heads))
 
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
-        axes = {"len_indptr": count + 1, "total_q": queries}
-        if "batch_size" in dict(p.axes):
-            axes["batch_size"] = count
-        if k.page:
-            pages = -(-tokens // k.page) + 2
-            return Size({**axes, "num_kv_indices": pages, "num_pages": pages + 3}, None, some)
-        return Size({**axes, "total_kv": tokens}, None, some)
+        return Size(sized(p, count, queries, *_room(k, tokens)), None, some)
 
     whole = 2 * k.tokens + 5
     sizes = (

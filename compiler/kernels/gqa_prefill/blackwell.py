@@ -16,7 +16,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, value, var
 from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
-from ptxflow.compiler.ir.storage import mbar, part, slot, smem, tmem
+from ptxflow.compiler.ir.storage import mbar, slot, smem, tmem
 from ptxflow.compiler.kernels.gqa_prefill.block import Block
 from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     LAZY,
@@ -33,7 +33,7 @@ from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import GATHERED, Ring
 from ptxflow.compiler.tile.softmax import RISE, OnlineSoftmax, WholeRow
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, emit, repeat, traced
+from ptxflow.compiler.tile.values import Float32, emit, repeat, traced, where
 
 COLUMNS = 32  # of tensor memory that a lane moves at a time
 QUAD = 4  # registers of a chunk
@@ -100,7 +100,7 @@ class Kernel(Block):
         softmax = Role("softmax", 0, warps, regs=int(register_limit(fields, self.device)))
         control = Role("control", warps, 4, regs=int(producer_registers(fields, self.device)))
         load = loop(var("some"), sees, self.produce_keys(warps, self.load_queries()))
-        issue = elect(WARP.eq(warps + 1), loop(var("any"), sees, self.issue()))
+        issue = elect(WARP.eq(warps + 1), loop(var("any"), sees, traced(self.issue)))
         masked_rows = loop(var("blind"), self.fully_masked, self.store_nothing())
         # each role finds its tile: ptxas would keep what one needs alive in the other, and spill it
         roles = [
@@ -119,104 +119,89 @@ class Kernel(Block):
         if not self.gathered:
             return super().produce_keys(first, before)
         step = var("load")
-        keys, values = (loop(step, self.tiles, self.gather(name, step)) for name in self.rings)
+        keys, values = (
+            loop(step, self.tiles, traced(self.gather, name, step)) for name in self.rings
+        )
         return [when(WARP.eq(first), before, keys), when(WARP.eq(first + 2), values)]
 
-    def gather(self, name: str, step: UOp) -> list[Body]:
+    def gather(self, name: str, step: UOp) -> None:
         """A stage of a ring, when it is free, four rows at a time. Each lane looks up four, and one
         lane asks for what they tell it."""
-        out: list[Body] = []
-        first = self.tile_at(step) * self.tile_kv + LANE * GATHERED
-        for i in range(GATHERED):
-            token = first + i
+        tiles, r, first = self.tiles_of(name), self.keep, self.tile_at(step) * self.tile_kv
+        rows = [r.uint32(name=f"page_row_{i}_") for i in range(GATHERED)]
+        for i, row in enumerate(rows):
+            token = first + LANE * GATHERED + i
             past = 1 - (self.keys - token.min(self.keys)).min(1)  # rows that are negative are zeros
-            row = self.value(f"page_{i}_") * self.page + token % self.page + (past << 31)
-            out += [
-                self._page(f"page_{i}_", token // self.page),
-                at.mov(self.keep(f"page_row_{i}_", 1), row),
-            ]
-        ring, _ = self.rings[name]
+            emit(self._page(f"page_{i}_", token // self.page))
+            page = self.value(f"page_{i}_") * self.page + token % self.page
+            emit(at.mov(row.slot, page + (past << 31)))
+        emit(tiles.ring.wait_empty(step), single(tiles.expect(step)))
         group = var(f"{name}_group")
-        four = self.gather_four(name, step, group)
-        return [
-            *out,
-            ring.wait_empty(step),
-            single(self.tiles_of(name).expect(step)),
-            loop(group, self.tile_kv // GATHERED, four, rolled=True),
-        ]
-
-    def gather_four(self, name: str, step: UOp, group: UOp) -> list[Body]:
-        rows = [f"{name}_page_row_{i}_" for i in range(GATHERED)]
-        broadcast: list[Body] = [
-            at.shuffle_from(self.keep(rows[i], 1), self.keep(f"page_row_{i}_", 1), group)
-            for i in range(GATHERED)
-        ]
-        found = [self.value(row) for row in rows]
-        asked = self.tiles_of(name).gather(step, self.first_column, found, group)
-        return broadcast + [single(each) for each in asked]
+        with repeat(group, self.tile_kv // GATHERED, rolled=True):
+            told = [r.uint32(name=f"{name}_page_row_{i}_") for i in range(GATHERED)]
+            for mine, row in zip(told, rows, strict=True):
+                emit(at.shuffle_from(mine.slot, row.slot, group))
+            found = [mine.value for mine in told]
+            for each in tiles.gather(step, self.first_column, found, group):
+                emit(single(each))
 
     # -- multiplying ---------------------------------------------------------------------------
 
-    def issue(self) -> list[Body]:
-        """One thread's: scores of a step around the outputs of the one before."""
-        step = var("multiply")
-        last = self.tiles - 1
-        rest = [self.multiply_values(tile, last) for tile in range(self.consumers)]
-        steps = loop(step, self.tiles, self.rings["k"][0].wait_full(step), self.steps_of(step))
-        return [at.mbar_wait(slot(self.q_full), 0), steps, rest]
+    def issue(self) -> None:
+        """One thread's: scores of a step around the outputs of the one before. Weights that lie
+        over their scores must have been read before the next scores come: no order of the two
+        products is promised (PTX ISA 9.7.16.6)."""
+        step, tiles = var("multiply"), range(self.consumers)
+        emit(at.mbar_wait(slot(self.q_full), 0))
+        with repeat(step, self.tiles):
+            emit(self.rings["k"][0].wait_full(step))
+            for tile in tiles:
+                if self.s.overlap:
+                    self.multiply_keys(tile, step)
+                with where(const(0) < step):
+                    self.multiply_values(tile, step - 1)
+                    if not self.s.overlap:
+                        emit(at.mbar_wait(slot(self.summed, tile), (step - 1) & 1))
+                if not self.s.overlap:
+                    self.multiply_keys(tile, step)
+        for tile in tiles:
+            self.multiply_values(tile, self.tiles - 1)
 
-    def steps_of(self, step: UOp) -> list[Body]:
-        """Weights that lie over their scores must have been read before the next scores come: no
-        order of the two products is promised (PTX ISA 9.7.16.6)."""
-        out: list[Body] = []
-        for tile in range(self.consumers):
-            keys, values = self.multiply_keys(tile, step), self.multiply_values(tile, step - 1)
-            if self.s.overlap:
-                out += [keys, when(const(0) < step, values)]
-            else:
-                read = at.mbar_wait(slot(self.summed, tile), (step - 1) & 1)
-                out += [when(const(0) < step, values, read), keys]
-        return out
-
-    def multiply_keys(self, tile: int, step: UOp) -> list[Body]:
+    def multiply_keys(self, tile: int, step: UOp) -> None:
         """Scores of a step: 128 queries by its keys."""
         ring, buffers = self.rings["k"]
-        stage = ring.stage(step)
-        out: list[Body] = [
-            self.wait(self.taken, tile, step + 1) if self.s.overlap else at.tcgen05_fence_after()
-        ]
+        stage, d = ring.stage(step), slot(self.scores, tile)
+        ready = self.wait(self.taken, tile, step + 1)
+        emit(ready if self.s.overlap else at.tcgen05_fence_after())
         for column in range(0, self.dim, MMA_K):
             q = k_major(self.q_tile, self.q_smem, 0, column, tile * TMEM_ROWS * ROW, TMEM_ROWS)
-            k, d = k_major(self.tile, buffers, stage, column), slot(self.scores, tile)
-            out.append(tcgen05(d, q, k, int(column > 0), TMEM_ROWS, self.dtype))
-        free = tile == self.consumers - 1
-        return [
-            *out,
-            at.tcgen05_commit(slot(ring.empty, stage)) if free else None,
-            at.tcgen05_commit(slot(self.scored, tile)),
-        ]
+            k = k_major(self.tile, buffers, stage, column)
+            emit(tcgen05(d, q, k, int(column > 0), TMEM_ROWS, self.dtype))
+        self.done(tile, slot(ring.empty, stage), self.scored)
 
-    def multiply_values(self, tile: int, step: UOp) -> list[Body]:
+    def multiply_values(self, tile: int, step: UOp) -> None:
         """Outputs get the probs of a step times its values; the first step begins them."""
         ring, _ = self.rings["v"]
-        stage = ring.stage(step)
-        out: list[Body] = [
-            ring.wait_full(step) if tile == 0 else None,
-            self.wait(self.weighed, tile, step),
-        ]
+        stage, d = ring.stage(step), slot(self.outputs, tile)
+        if tile == 0:
+            emit(ring.wait_full(step))
+        emit(self.wait(self.weighed, tile, step))
         for row in range(0, self.tile_kv, MMA_K):
-            probs = slot(self.probs, tile, row // 2, MMA_K // 2)
-            d, values = slot(self.outputs, tile), self.value_rows(stage, row)
+            probs, values = (
+                slot(self.probs, tile, row // 2, MMA_K // 2),
+                self.value_rows(stage, row),
+            )
             go_on = const(1) if row else step.ne(0)
-            out.append(tcgen05(d, probs, values, go_on, TMEM_ROWS, self.dtype))
-        free = tile == self.consumers - 1
-        return [
-            *out,
-            at.tcgen05_commit(slot(ring.empty, stage)) if free else None,
-            at.tcgen05_commit(slot(self.summed, tile)),
-        ]
+            emit(tcgen05(d, probs, values, go_on, TMEM_ROWS, self.dtype))
+        self.done(tile, slot(ring.empty, stage), self.summed)
 
-    def wait(self, bar: UOp, tile: Value, step: Value) -> list[Body]:
+    def done(self, tile: int, empty: UOp, bar: UOp) -> None:
+        """A stage is free when the last tile of rows has used it, and its products are there."""
+        if tile == self.consumers - 1:
+            emit(at.tcgen05_commit(empty))
+        emit(at.tcgen05_commit(slot(bar, tile)))
+
+    def wait(self, bar: UOp, tile: Value, step: Value) -> list[UOp]:
         """For a step's phase of a barrier; what comes next may touch tensor memory."""
         return [at.mbar_wait(slot(bar, tile), value(step) & 1), at.tcgen05_fence_after()]
 
@@ -247,7 +232,7 @@ class Kernel(Block):
         softmax, first, masked = self.softmax, kind == "first", kind != "plain"
         scores = self.held
         visible = self.visible(self.row, step)
-        emit(self.take(step))
+        self.take(step)
         if masked:
             scores = self.keep.float32(self.tile_kv)
             emit(at.hide_behind(scores.slot, self.held.slot, visible))
@@ -260,33 +245,24 @@ class Kernel(Block):
         softmax.add(own, first)
         if first:
             emit(self.clear(None))
-        emit(self.hand_over())
+        self.hand_over()
 
-    def take(self, step: UOp) -> list[Body]:
+    def take(self, step: UOp) -> None:
         """The lane's row of scores to registers."""
-        out: list[Body] = [self.wait(self.scored, self.mine, step)]
+        emit(self.wait(self.scored, self.mine, step))
         for first in range(0, self.tile_kv, COLUMNS):
             source = slot(self.scores, self.mine, first, COLUMNS)
-            into = part(self.held.slot, first, COLUMNS)
-            out.append(at.tcgen05_ld(into, source, self.quarter, shape="32x32b"))
-        out.append(at.tcgen05_wait_ld())
-        return [*out, self.publish(self.taken)] if self.s.overlap else out
+            into = self.held[first : first + COLUMNS].slot
+            emit(at.tcgen05_ld(into, source, self.quarter, shape="32x32b"))
+        emit(at.tcgen05_wait_ld(), self.publish(self.taken) if self.s.overlap else None)
 
-    def hand_over(self) -> list[Body]:
+    def hand_over(self) -> None:
         """The lane's row of probs, two to a column."""
         width = COLUMNS // 2
-        return [
-            *(
-                at.tcgen05_st(
-                    slot(self.probs, self.mine, first, width),
-                    part(self.packed.slot, first, width),
-                    self.quarter,
-                )
-                for first in range(0, self.tile_kv // 2, width)
-            ),
-            at.tcgen05_wait_st(),
-            self.publish(self.weighed),
-        ]
+        for first in range(0, self.tile_kv // 2, width):
+            into = slot(self.probs, self.mine, first, width)
+            emit(at.tcgen05_st(into, self.packed[first : first + width].slot, self.quarter))
+        emit(at.tcgen05_wait_st(), self.publish(self.weighed))
 
     def some_outputs(self, first: int, factor: Float32) -> tuple[UOp, Float32]:
         """Where some columns of the lane's row are, and these times a factor."""
@@ -300,7 +276,7 @@ class Kernel(Block):
             there, scaled = self.some_outputs(first, factor)
             emit(at.tcgen05_st(there, scaled.slot, self.quarter))
 
-    def publish(self, bar: UOp) -> list[Body]:
+    def publish(self, bar: UOp) -> list[UOp]:
         """A warp's arrival: what it did to tensor memory is done."""
         arrive = single(at.mbar_arrive(slot(bar, self.mine)))
         return [at.tcgen05_fence_before(), at.warp_sync(), arrive]

@@ -24,6 +24,7 @@ from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.operands import Matrix, rows_along_k
 from ptxflow.compiler.tile.rings import Ring, Tiles
 from ptxflow.compiler.tile.tensors import load_global
+from ptxflow.compiler.tile.values import emit, repeat, traced
 
 WIDE = ROW // ELEMENT  # elements of a column block
 COPIERS = 4  # warps of a producer that copies rows
@@ -83,12 +84,14 @@ class Keys(Work):
         """What the producer's warps do, from warp `first` on; one runs `before` first of all."""
         step = var("load")
         if not self.gathered:
-            steps = loop(step, self.tiles, self._look_up(step), elect(value(1), self._fill(step)))
+            steps = loop(
+                step, self.tiles, self._look_up(step), elect(value(1), traced(self._fill, step))
+            )
             return when(WARP.eq(first), before, steps)
         return [
             when(WARP.eq(first), before),
-            loop(step, self.tiles, self._copy(step, WARP - first)),
-            self._hand_over("v", self.tiles - 1, 0),
+            loop(step, self.tiles, traced(self._copy, step, WARP - first)),
+            self.rings["v"][0].landed(self.tiles - 1, 0),
         ]
 
     @property
@@ -112,14 +115,12 @@ class Keys(Work):
         entry = self.value("kv_first") + index
         return load_global(self.keep(name, 1), "kv_indices", entry, entry < self.value("kv_end"))
 
-    def _fill(self, step: UOp) -> list[UOp]:
+    def _fill(self, step: UOp) -> None:
         """A stage of both rings, when it is free."""
-        return [statement for name in self.rings for statement in self._fill_one(name, step)]
-
-    def _fill_one(self, name: str, step: UOp) -> list[UOp]:
-        tiles, rows = self.tiles_of(name), [self._row(step, i) for i in range(max(self.pages, 1))]
-        fill = tiles.load(step, self.first_column, rows, self.box[1])
-        return [tiles.ring.wait_empty(step), tiles.expect(step), *fill]
+        rows = [self._row(step, i) for i in range(max(self.pages, 1))]
+        for tiles in map(self.tiles_of, self.rings):
+            fill = tiles.load(step, self.first_column, rows, self.box[1])
+            emit(tiles.ring.wait_empty(step), tiles.expect(step), fill)
 
     def _row(self, step: UOp, box: int) -> UOp:
         """The first row of a box, among all tokens or slots of pages."""
@@ -130,69 +131,53 @@ class Keys(Work):
 
     # -- filling, row by row -------------------------------------------------------------------
 
-    def _copy(self, step: UOp, warp: UOp) -> list[Body]:
+    def _copy(self, step: UOp, warp: UOp) -> None:
         """A warp copies its part of the rows of keys, then of values, and hands over the tile that
         it began before each. Lanes look up a page, and tell the others."""
         rows = self.tile_kv // COPIERS
         mine = warp * rows
         first = self.tile_at(step) * self.tile_kv + mine
-        groups = range(0, rows, WARP_LANES)
-        pages = {i: f"page_{i}_" for i in groups}
-        out: list[Body] = [
-            self._page(name, (first + i + LANE) // self.page) for i, name in pages.items()
-        ]
+        pages = {i: f"page_{i}_" for i in range(0, rows, WARP_LANES)}
+        emit([self._page(name, (first + i + LANE) // self.page) for i, name in pages.items()])
         for name, (ring, _) in self.rings.items():
-            out.append(ring.wait_empty(step))
+            emit(ring.wait_empty(step))
             for i, page in pages.items():
-                turn = var(f"{name}_turn_{i}")
-                count = min(rows - i, WARP_LANES) // LINES
+                turn, count = var(f"{name}_turn_{i}"), min(rows - i, WARP_LANES) // LINES
                 at_once = math.gcd(count, TOGETHER)
-                copies = [
-                    self._copy_lines(name, step, page, (mine + i, first + i), turn * at_once, j)
-                    for j in range(at_once)
-                ]
-                out.append(loop(turn, count // at_once, copies, rolled=True))
-            out.append(at.copies_commit())
+                with repeat(turn, count // at_once, rolled=True):
+                    for j in range(at_once):
+                        row = (turn * at_once + j) * LINES
+                        told = self.keep.uint32(name=f"{name}_{page}of_{j}_")
+                        emit(at.shuffle_from(told.slot, self.keep(page, 1), row + (LANE >> 3)))
+                        self._copy_lines(name, step, told.value, mine + i, first + i, row)
+            emit(at.copies_commit())
             if name == "k":
-                out.append(when(const(0) < step, self._hand_over("v", step - 1, 1)))
+                emit(when(const(0) < step, self.rings["v"][0].landed(step - 1, 1)))
             else:
-                out.append(self._hand_over("k", step, 1))
-        return out
+                emit(self.rings["k"][0].landed(step, 1))
 
-    def _copy_lines(
-        self, name: str, step: UOp, page: str, firsts: tuple[UOp, UOp], turn: UOp, part: int
-    ) -> list[UOp]:
-        """Four rows: eight lanes to the part of each in a column block. `firsts` are the first row
-        in the tile, and the first token, of those that have their pages in a register."""
+    def _copy_lines(self, name: str, step: UOp, page: UOp, mine: UOp, first: UOp, row: UOp) -> None:
+        """Four rows from a row on, eight lanes to the part of each in a column block; these count
+        from row `mine` of the tile, which has token `first`. A lane's page is that of its row."""
         ring, buffers = self.rings[name]
-        row = (turn + part) * LINES
-        line, chunk = row + (LANE >> 3), LANE & 7
-        own = f"{name}_{page}of_{part}_"
-        tell = at.shuffle_from(self.keep(own, 1), self.keep(page, 1), line)
-        token = firsts[1] + line
-        source = self.value(own) * self.page + token % self.page
-        return [tell] + [
-            at.copy_chunks(
-                slot(
-                    buffers,
-                    ring.stage(step),
-                    (firsts[0] + row) * ROW + self.tile.k_block_offset(column),
-                    LINES * ROW,
-                ),
-                (LANE >> 3) * ROW + ((chunk ^ (line & 7)) << 4),
-                param(f"{name}_cache"),
-                source,
-                self.kv_head * self.dim + column + (chunk << 3),
-                token < self.keys,
-                anywhere(f"{name}_cache"),
-                pitch=self.kv_heads * self.dim * ELEMENT,
-                element=ELEMENT,
+        line, chunk, cache = row + (LANE >> 3), LANE & 7, f"{name}_cache"
+        token = first + line
+        source = page * self.page + token % self.page
+        for column in range(0, self.dim, WIDE):
+            begin = (mine + row) * ROW + self.tile.k_block_offset(column)
+            emit(
+                at.copy_chunks(
+                    slot(buffers, ring.stage(step), begin, LINES * ROW),
+                    (LANE >> 3) * ROW + ((chunk ^ (line & 7)) << 4),
+                    param(cache),
+                    source,
+                    self.first_column + column + (chunk << 3),
+                    token < self.keys,
+                    anywhere(cache),
+                    pitch=self.kv_heads * self.dim * ELEMENT,
+                    element=ELEMENT,
+                )
             )
-            for column in range(0, self.dim, WIDE)
-        ]
-
-    def _hand_over(self, name: str, step: UOp, pending: int) -> list[UOp]:
-        return self.rings[name][0].landed(step, pending)
 
     # -- what lies past the end of the sequence ------------------------------------------------
 

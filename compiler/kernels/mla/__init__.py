@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.kernels.attention import sized
 from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.attend import Attend
 from ptxflow.compiler.kernels.mla.combine import Combine, CombineParts
@@ -22,8 +24,8 @@ from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMM
 from ptxflow.compiler.kernels.mla.hopper_group import SITES
 from ptxflow.compiler.kernels.mla.launches import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.problem import DECODE, PREFILL, problem
-from ptxflow.compiler.kernels.mla.shape import BLOCK
-from ptxflow.compiler.kernels.mla.span import COUNT, Work
+from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
+from ptxflow.compiler.kernels.mla.span import Work
 from ptxflow.compiler.launch import Launch
 
 Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns
@@ -191,52 +193,34 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     sequences = 3 if k.chunk < LONG else 1
     turn = (2 * k.stages + 1) * k.tile + 3
     tokens = min(2, sequences) * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 2)
-    pages = max(3, -(-tokens // page))
-    axes = dict(p.axes)
-    changed = {
-        "batch_size": sequences,
-        "total_q": 2 * k.queries + 3,
-        "len_indptr": sequences + 1,
-        "page_size": page,
-        "head_dim_ckv": 16 * max(k.warps, 4),
-        "head_dim_kpe": 64,
-        "num_kv_indices": pages,
-        "num_pages": pages + 2,
-    }
-    return Trial(p.at(**{name: n for name, n in changed.items() if name in axes}))
+    small = {"page_size": page, "head_dim_ckv": 16 * max(k.warps, 4), "head_dim_kpe": 64}
+    p = p.at(**small)
+    return Trial(p.at(**sized(p, sequences, 2 * k.queries + 3, tokens, least=3)))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Heads of full size: sequences of several chunks or parts; many, few of which have tokens, and
     whose look-up takes several steps; a ring beyond its 32nd turn, in prefill under queries that
-    see one token of the last tile or none, which ends a last part that is a tile shorter."""
+    see one token of the last tile or none, which ends a last part that is a tile shorter, or an
+    odd number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
-    own = dict(p.axes)
 
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
-        pages = -(-tokens // page)
-        changed = {
-            "batch_size": count,
-            "total_q": queries,
-            "len_indptr": count + 1,
-            "num_kv_indices": pages,
-            "num_pages": pages + 2,
-        }
-        return Size({n: v for n, v in changed.items() if n in own}, None, some)
+        return Size(sized(p, count, queries, tokens), None, some)
 
     turn = (2 * k.stages + 1) * k.tile + 3
     cut = 2 * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 3)
     share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
     tiles = share * k.cut - (k.cut > 1)
     sizes = (
-        *([size(1, 2 * k.queries - 1, 4 * k.tile + 1)] if k.cut == 2 else []),
+        *([size(1, 2 * k.queries - 1, 4 * k.tile + 1)] if k.cut <= 2 and not k.decodes else []),
         size(3, 2 * k.queries + 3, cut),
         size(34, 12, 10 * page, (0 if k.cut == 1 else 32, 8)),
         size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),
     )
-    return Trials(({n: own[n] for n in constants},), sizes)
+    return Trials(({n: p[n] for n in constants},), sizes)
 
 
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
@@ -262,21 +246,14 @@ MLA_DECODE = Family(
     trials=trials,
     accepts=lambda inputs: "qo_indptr" not in inputs,
 )
-MLA_PREFILL = Family(
+MLA_PREFILL = replace(
+    MLA_DECODE,
     name=PREFILL,
-    op_types=("mla_paged",),
     decisions=decisions.PREFILL_DECISIONS,
     rules=decisions.PREFILL_RULES,
-    problem=problem,
     resources=decisions.prefill_resources,
     demand=prefill_demand,
     features=prefill_features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
     revise=revise,
     accepts=lambda inputs: "qo_indptr" in inputs,
 )

@@ -8,16 +8,16 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, Value, const, param, value, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, loop, role, when
-from ptxflow.compiler.ir.storage import anywhere, slot, value_of
+from ptxflow.compiler.ir.statements import KernelInfo, Role, role, when
+from ptxflow.compiler.ir.storage import anywhere, slot
 from ptxflow.compiler.kernels.mla.decisions import GATHER_REGS, MULTIPLY_REGS, SPLIT
 from ptxflow.compiler.kernels.mla.kernel import Multiplier
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import LANES
-from ptxflow.compiler.kernels.mla.span import COUNT, Rows, Span, Work
+from ptxflow.compiler.kernels.mla.span import Rows, Span, Work
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global, store_global
-from ptxflow.compiler.tile.values import emit, traced, where
+from ptxflow.compiler.tile.values import emit, repeat, traced, where
 
 CHUNK = 16  # bytes that a lane copies
 GATHERING = "g_"  # before the registers in which the gathering warp holds its span
@@ -75,15 +75,6 @@ class Attend(Multiplier):
         """Where rows are, for the role whose registers have this prefix."""
         return Work(self, prefix)
 
-    @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        tables = ("kv_indptr", "kv_indices", *(["kv_last_page_len"] if self.page_size > 1 else []))
-        queries = () if self.decodes else ("qo_indptr",)
-        left = ("sums", "stats") if self.split else ()
-        inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", *queries, *tables)
-        pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
-        return (*pointers, ("sm_scale", "u32"), (COUNT, "u32"))
-
     def build(self) -> UOp:
         """The lowered kernel."""
         find, span = self.work.find()
@@ -91,7 +82,9 @@ class Attend(Multiplier):
         early = self.split and self.s.dependent
         theirs, mine = (GATHER_REGS, MULTIPLY_REGS) if self.warps == SPLIT else (0, 0)
         gather = role(
-            Role("gather", self.warps, self.helpers, regs=theirs), *seek, self._gather(asked)
+            Role("gather", self.warps, self.helpers, regs=theirs),
+            *seek,
+            traced(self._gather, asked),
         )
         multiply = role(
             Role("multiply", 0, self.warps, regs=mine),
@@ -105,49 +98,46 @@ class Attend(Multiplier):
 
     # -- gathering -----------------------------------------------------------------------------
 
-    def _gather(self, span: Span) -> UOp:
+    def _gather(self, span: Span) -> None:
         """Tile after tile, 16 bytes a lane, each warp some rows, the first the queries before them.
         Copies arrive at their tile's barrier by themselves."""
         t, wanted = var("gathered"), span.first < span.end
+        self.page, self.next_page = self.r.uint32(), self.r.uint32()
         if span.present.op is not Op.CONST:
             wanted = wanted & span.present
-        return when(
-            wanted,
-            self._ask_page(span, const(0)),
-            when(self.helper.eq(0), self._ask_queries(span)),
-            loop(t, span.tiles, self._ask(span, t), rolled=True),
-        )
+        with where(wanted):
+            self._ask_page(span, const(0))
+            emit(when(self.helper.eq(0), traced(self._ask_queries, span)))
+            with repeat(t, span.tiles, rolled=True):
+                self._ask(span, t)
 
-    def _ask_page(self, span: Span, t: UOp) -> UOp:
+    def _ask_page(self, span: Span, t: UOp) -> None:
         """The page of a row of the warp in a tile, a lane each."""
         token = self._token(span, t, LANE & (self.share - 1))
         table, index = self.asking.entry(span, token)
-        page = self.r("next_page", 1)
-        return load_global(page, table, index, unread="dst")
+        emit(load_global(self.next_page.slot, table, index, unread="dst"))
 
     def _token(self, span: Span, t: UOp, row: UOp) -> UOp:
         return self.asking.token(span, t, self.helper * self.share + row)
 
-    def _ask(self, span: Span, t: UOp) -> list[Body]:
-        r, stage = self.r, self.ring.stage(t)
-        token = self._token(span, t, LANE & (self.share - 1))
-        out: list[Body] = [
-            at.copy(r("page", 1), r("next_page", 1)),
-            at.mov(r("row", 1), self.asking.row(value_of(r("page", 1)), token)),
-            self._ask_page(span, t + 1),
-            self.ring.wait_empty(t),
-        ]
+    def _ask(self, span: Span, t: UOp) -> None:
+        stage, token = self.ring.stage(t), self._token(span, t, LANE & (self.share - 1))
+        self.page.set(self.next_page)
+        mine = self.r.uint32(self.asking.row(self.page.value, token))
+        self._ask_page(span, t + 1)
+        emit(self.ring.wait_empty(t))
         found = dict[UOp, UOp]()  # rows in the cache, by the row of the warp
         for part in self.parts_of_tokens():
             for i in range(self.share * part.chunks // LANES):
                 number, chunk = part.of(i)
                 if number not in found:
-                    found[number] = r(f"row{len(found)}", 1)
-                    out.append(at.shuffle_from(found[number], r("row", 1), number))
-                row = value_of(found[number])
+                    told = self.r.uint32()
+                    emit(at.shuffle_from(told.slot, mine.slot, number))
+                    found[number] = told.value
+                row = found[number]
                 index, there = row * part.chunks + chunk, self.asking.there(row)
-                out.append(part.copy(i, stage, self.helper * self.share, index, there))
-        return [*out, at.copies_arrive(slot(self.ring.full, stage))]
+                emit(part.copy(i, stage, self.helper * self.share, index, there))
+        emit(at.copies_arrive(slot(self.ring.full, stage)))
 
     def parts_of_tokens(self) -> list[Part]:
         return self._parts("ckv_cache kpe_cache", self.latents, self.ropes)
@@ -159,7 +149,7 @@ class Attend(Multiplier):
             Part(rope, ropes, self.rope_pitch, self.rope * ELEMENT // CHUNK),
         ]
 
-    def _ask_queries(self, span: Span) -> list[Body]:
+    def _ask_queries(self, span: Span) -> None:
         """Rows of heads, query after query; past the sequence's last query that one again. What
         has the same index goes together: ptxas keeps it in registers until then."""
         turns = [
@@ -169,13 +159,11 @@ class Attend(Multiplier):
         ]
         if self.latent == self.rope:
             turns.sort(key=lambda turn: turn[0])
-        out: list[Body] = []
         for i, part in turns:
             column, chunk = part.of(i)
             query = (column // self.own_heads).min(span.queries - 1)
             row = (span.row + query) * self.heads + column % self.own_heads + self.first_head
-            out.append(part.copy(i, 0, 0, row * part.chunks + chunk, None))
-        return out
+            emit(part.copy(i, 0, 0, row * part.chunks + chunk, None))
 
     # -- leaving -------------------------------------------------------------------------------
 

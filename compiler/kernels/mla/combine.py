@@ -17,8 +17,8 @@ from ptxflow.compiler.ir.statements import Body, KernelInfo, when
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.kernel import FLOOR
-from ptxflow.compiler.kernels.mla.shape import QUAD, Shape
-from ptxflow.compiler.kernels.mla.span import COUNT, Work
+from ptxflow.compiler.kernels.mla.shape import COUNT, QUAD, Shape
+from ptxflow.compiler.kernels.mla.span import Work
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.softmax import ColumnSoftmax
 from ptxflow.compiler.tile.tensors import load_global

@@ -6,8 +6,8 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, loop, role, when
-from ptxflow.compiler.ir.storage import slot, value_of
+from ptxflow.compiler.ir.statements import KernelInfo, Role, loop, role
+from ptxflow.compiler.ir.storage import slot
 from ptxflow.compiler.kernels.mla.hopper_decisions import (
     CONSUMER_REGS,
     COPIER_REGS,
@@ -16,11 +16,11 @@ from ptxflow.compiler.kernels.mla.hopper_decisions import (
     WARPS,
 )
 from ptxflow.compiler.kernels.mla.hopper_group import SIDES, Warpgroup
-from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Part, Parts
-from ptxflow.compiler.kernels.mla.span import COUNT, Span, Work
-from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Parts
+from ptxflow.compiler.kernels.mla.span import Span, Work
+from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global
-from ptxflow.compiler.tile.values import Registers, traced
+from ptxflow.compiler.tile.values import Registers, emit, repeat, traced, where
 
 COPYING = "g_"  # before the registers of the warps that copy
 
@@ -39,14 +39,6 @@ class Hopper(Parts):
         self.share = self.tile * self.stages // COPIERS  # rows
         self.first = copier // self.stages * self.share
 
-    @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        tables = ("kv_indptr", "kv_indices", *(["kv_last_page_len"] if self.page_size > 1 else []))
-        inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", "qo_indptr", *tables)
-        left = ("sums", "stats") if self.split else ()
-        pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
-        return (*pointers, ("sm_scale", "u32"), (COUNT, "u32"))
-
     def build(self) -> UOp:
         """The lowered kernel."""
         roles = [at.grid_launch_dependents()] if self.split and self.s.dependent else []
@@ -58,7 +50,7 @@ class Hopper(Parts):
             roles.append(role(spec, *find, some))
         find, span = self.work.find()
         spec = Role("copy", WARPS, COPIERS, regs=COPIER_REGS)
-        roles.append(role(spec, *find, self._copy(span)))
+        roles.append(role(spec, *find, traced(self._copy, span)))
         storage = (
             *self.storage,
             *(each for side in self.sides for each in side.storage),
@@ -80,50 +72,39 @@ class Hopper(Parts):
 
     # -- copying -------------------------------------------------------------------------------
 
-    def _copy(self, span: Span) -> UOp:
+    def _copy(self, span: Span) -> None:
         """A stage's tiles, one after another; each warp has some rows of them."""
         t = var("copied")
-        return when(
-            span.present & (span.first < span.end),
-            self._ask_page(span, self.mine),
-            loop(t, span.tiles, self._tile(span, t), start=self.mine, step=self.stages),
-        )
+        self.page, self.next_page = self.r.uint32(), self.r.uint32()
+        lines = range(self.share // LINES)  # a lane's, one of every four rows
+        self.lane_rows = [self.r.uint32(name=f"row_of_{i}_") for i in lines]
+        with where(span.present & (span.first < span.end)):
+            self._ask_page(span, self.mine)
+            with repeat(t, span.tiles, self.mine, self.stages):
+                self._tile(span, t)
 
     def _token(self, span: Span, t: UOp) -> UOp:
         return self.work.token(span, t, self.first + (LANE & (self.share - 1)))
 
-    def _ask_page(self, span: Span, t: UOp) -> UOp:
+    def _ask_page(self, span: Span, t: UOp) -> None:
         """The page of a row of the warp in a tile, a lane each."""
         table, index = self.work.entry(span, self._token(span, t))
-        page = self.r("next_page", 1)
-        return load_global(page, table, index, unread="dst")
+        emit(load_global(self.next_page.slot, table, index, unread="dst"))
 
-    def _tile(self, span: Span, t: UOp) -> list[Body]:
+    def _tile(self, span: Span, t: UOp) -> None:
         """The warp's rows of a tile, part by part; a part is handed over when it is there."""
-        r = self.r
-        row = self.work.row(value_of(r("page", 1)), self._token(span, t))
-        out: list[Body] = [
-            at.copy(r("page", 1), r("next_page", 1)),
-            at.mov(r("row", 1), row),
-            self._ask_page(span, t + self.stages),
-        ]
-        for i in range(self.share // LINES):
-            own = (LANE >> 3) + LINES * i
-            out.append(at.shuffle_from(r(f"row_of_{i}_", 1), r("row", 1), own))
+        self.page.set(self.next_page)
+        row = self.r.uint32(self.work.row(self.page.value, self._token(span, t)), "row")
+        self._ask_page(span, t + self.stages)
+        for i, mine in enumerate(self.lane_rows):
+            emit(at.shuffle_from(mine.slot, row.slot, (LANE >> 3) + LINES * i))
         for part in self.parts:
-            out += [part.ring.wait_empty(t), *self._lines(part, t), at.copies_commit()]
+            emit(part.ring.wait_empty(t))
+            for i, mine in enumerate(self.lane_rows):
+                group, half = divmod(i, GROUP // LINES)
+                first = (self.first // GROUP + group) * part.group
+                place = slot(part.tiles, part.ring.stage(t), first, part.group)
+                emit(part.copy(part.cache, place, half, mine.value))
+            emit(at.copies_commit())
         for number, part in enumerate(self.parts):
-            out.append(at.copies_wait(pending=PARTS - 1 - number))
-            arrive = at.mbar_arrive(slot(part.ring.full, part.ring.stage(t)))
-            out += [at.fence_proxy_async(), at.warp_sync(), single(arrive)]
-        return out
-
-    def _lines(self, part: Part, t: UOp) -> list[UOp]:
-        out = []
-        for i in range(self.share // LINES):
-            group, half = divmod(i, GROUP // LINES)
-            first = (self.first // GROUP + group) * part.group
-            place = slot(part.tiles, part.ring.stage(t), first, part.group)
-            index = value_of(self.r(f"row_of_{i}_", 1))
-            out.append(part.copy(part.cache, place, half, index))
-        return out
+            emit(part.ring.landed(t, PARTS - 1 - number))

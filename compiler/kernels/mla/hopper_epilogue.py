@@ -55,7 +55,7 @@ class Leaver:
         emit(at.warp_sync())
         for first in range(0, 16, LINES):
             for block in range(self.values.blocks):
-                emit(self._store_lines(span, first, block))
+                self._store_lines(span, first, block)
 
     def _hand_on(self) -> None:
         """Sums as they are, maxima in base 2 and row sums to the workspace."""
@@ -68,7 +68,8 @@ class Leaver:
             emit(store_global("sums", index, sums, place, element=CHUNK))
         if self.side == 1:
             meeting = at.named_arrive(id=MEETING, threads=32 * WARPS)
-            emit(self.broadcast(k.row_sums, own), meeting)
+            self.broadcast(k.row_sums, own)
+            emit(meeting)
             return
         stats = self.r.float32(QUAD)
         index, place = k.stats_of(k.number, n)
@@ -85,14 +86,11 @@ class Leaver:
         """The place of a value for each row of a side, and a lane's byte there."""
         return slot(storage, side, (self.row + 8 * half) * 4, 8 * 4), LANE >> 2 << 2
 
-    def broadcast(self, storage: UOp, values: Float32) -> list[UOp]:
+    def broadcast(self, storage: UOp, values: Float32) -> None:
         """A value for each row, of which four lanes have the same."""
-        out = []
         for half in range(2):
             place, offset = self.two(storage, self.side, half)
-            first = (LANE & 3).eq(0)
-            out.append(at.st_shared_lanes(place, offset, first, values[half].slot))
-        return out
+            emit(at.st_shared_lanes(place, offset, (LANE & 3).eq(0), values[half].slot))
 
     def receive(self, storage: UOp) -> Float32:
         """What the other side broadcast."""
@@ -106,7 +104,8 @@ class Leaver:
         """The factors of the outputs, zero where nothing was seen; one side stores lse."""
         softmax, k = self.softmax, self.kernel
         own = SUM.across(softmax.row_sum, softmax.layout.lanes)
-        emit(self.broadcast(k.row_sums, own), at.named_sync(id=MEETING, threads=32 * WARPS))
+        self.broadcast(k.row_sums, own)
+        emit(at.named_sync(id=MEETING, threads=32 * WARPS))
         row_sum = own + self.receive(k.row_sums)
         inverse, log = reciprocal(row_sum), log2(row_sum)
         normal = finite_or_zero(inverse, log)
@@ -136,7 +135,7 @@ class Leaver:
         across = ((inside * ELEMENT, (inside + 16) * ELEMENT),)
         emit(at.stmatrix_x4(rows, offset, rounded.slot, across=across))
 
-    def _store_lines(self, span: Span, first: int, block: int) -> list[UOp]:
+    def _store_lines(self, span: Span, first: int, block: int) -> None:
         """Four rows of a column block: 16 bytes a lane, eight lanes to a row."""
         kernel, part_, loaded = self.kernel, self.values, self.r("line", 4)
         group, above = divmod(first, 8)
@@ -149,14 +148,9 @@ class Leaver:
         index = (first_row + row) * chunks + (column * ELEMENT // CHUNK + chunk)
         place = first_row + self.row + first, column, LINES, WIDE
         inside = row // kernel.own_heads < span.queries
-        return [
-            at.ld_shared_v4(
-                loaded,
-                slot(part_.queries, 0, offset, LINES * LINE),
-                (LANE >> 3) * LINE + ((chunk ^ line) << 4),
-            ),
-            store_global("output", index, loaded, place, inside, element=CHUNK),
-        ]
+        lines = slot(part_.queries, 0, offset, LINES * LINE)
+        emit(at.ld_shared_v4(loaded, lines, (LANE >> 3) * LINE + ((chunk ^ line) << 4)))
+        emit(store_global("output", index, loaded, place, inside, element=CHUNK))
 
 
 assert ROWS == 16 * WARPS // 2

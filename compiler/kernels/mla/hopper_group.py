@@ -7,7 +7,7 @@ their products with its half of the tile's values; and the maxima of rows go fro
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, part, slot, var, when
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, slot, var, when
 from ptxflow.compiler.kernels.mla.hopper_decisions import LAZY, LINE, PARTS, ROWS, WARPS
 from ptxflow.compiler.kernels.mla.hopper_epilogue import Leaver
 from ptxflow.compiler.kernels.mla.hopper_parts import GROUP, LINES, Part, Parts
@@ -15,7 +15,7 @@ from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.span import Span, Work
 from ptxflow.compiler.tile.operands import Matrix, wgmma
 from ptxflow.compiler.tile.softmax import RISE, SUM, Fragment, OnlineSoftmax
-from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat
+from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat, traced
 
 SIDES = ("l_", "r_")  # before the registers of the warpgroups with the latent's halves
 #: named barriers: some of a side's probs, and with the first its maxima, are there for the other
@@ -53,10 +53,12 @@ class Warpgroup(Leaver):
         t, tiles = var(f"{self.prefix}tile"), span.tiles
         odd = tiles & 1
         self.softmax.begin(unread="dst")  # without tiles nobody needs some of it
-        emit(at.mov(self.sums.slot, 0), when(span.first < span.end, self._ask_queries(span)))
+        emit(at.mov(self.sums.slot, 0))
+        emit(when(span.first < span.end, traced(self._ask_queries, span)))
         if self.side == 0:
             with repeat(var("l_first"), tiles.min(1)):
-                emit(self._scores(const(0), 0, PARTS), at.wgmma_wait(pending=0))
+                self._scores(const(0), 0, PARTS)
+                emit(at.wgmma_wait(pending=0))
                 self._weigh("first", const(0), span, None)
         with repeat(t, tiles, start=2 - self.side, step=2, rolled=True):
             self._own(t, span)
@@ -67,23 +69,18 @@ class Warpgroup(Leaver):
 
     # -- queries -------------------------------------------------------------------------------
 
-    def _ask_queries(self, span: Span) -> list[Body]:
+    def _ask_queries(self, span: Span) -> None:
         """Eight rows of a warp; past the sequence's last query that one again."""
-        k, out = self.kernel, list[Body]()
+        k = self.kernel
         for half in range(GROUP // LINES):
             row = WARP * GROUP + ((LANE >> 3) + LINES * half)
             query = (row // k.own_heads).min(span.queries - 1)
             index = (span.row + query) * k.heads + row % k.own_heads + k.first_head
             for each in k.parts:
                 group = slot(each.queries, 0, WARP * each.group, each.group)
-                out.append(each.copy(each.asked, group, half, index))
-        return [
-            *out,
-            at.copies_commit(),
-            at.copies_wait(pending=0),
-            at.fence_proxy_async(),
-            at.named_sync(id=READY, threads=32 * WARPS),
-        ]
+                emit(each.copy(each.asked, group, half, index))
+        emit(at.copies_commit(), at.copies_wait(pending=0), at.fence_proxy_async())
+        emit(at.named_sync(id=READY, threads=32 * WARPS))
 
     # -- tiles ---------------------------------------------------------------------------------
 
@@ -93,10 +90,10 @@ class Warpgroup(Leaver):
         lead: int = self.kernel.s.lead
         done: Body = self.values.ring.release(t - 1)
         read = at.named_sync(id=READ[self.side], threads=16 * WARPS)  # the probs, by all warps
-        emit(self._scores(t, 0, lead))
+        self._scores(t, 0, lead)
         self._add_others("next", t - 1)
         if lead < PARTS:
-            emit(self._scores(t, lead, PARTS))
+            self._scores(t, lead, PARTS)
             emit(at.wgmma_wait(pending=1), done, at.wgmma_wait(pending=0))
             self._weigh("own", t, span, read)
         else:
@@ -105,23 +102,22 @@ class Warpgroup(Leaver):
 
     # -- scores --------------------------------------------------------------------------------
 
-    def _scores(self, t: UOp, first: int, last: int) -> list[UOp]:
+    def _scores(self, t: UOp, first: int, last: int) -> None:
         """The products along the dims of some parts of the rows; with the last they are complete,
         else those behind them."""
-        out = [each for number in range(first, last) for each in self._score(number, t)]
-        return [*out, at.wgmma_commit()] if last == PARTS else out
-
-    def _score(self, number: int, t: UOp) -> list[UOp]:
-        k, each = self.kernel, self.kernel.parts[number]
-        stage = each.ring.stage(t)
-        out = [each.ring.wait_full(t), at.wgmma_fence()]
-        for block in range(each.blocks):
-            for step in range(0, LINE, MMA_K * ELEMENT):
-                q = each.matrix(each.queries, 0, ROWS, block, step)
-                tokens = each.matrix(each.tiles, stage, k.tile, block, step)
-                go_on = int(number + block + step > 0)
-                out.append(wgmma(self.scores.slot, q, tokens, go_on, k.dtype))
-        return out
+        k = self.kernel
+        for number in range(first, last):
+            each = k.parts[number]
+            stage = each.ring.stage(t)
+            emit(each.ring.wait_full(t), at.wgmma_fence())
+            for block in range(each.blocks):
+                for step in range(0, LINE, MMA_K * ELEMENT):
+                    q = each.matrix(each.queries, 0, ROWS, block, step)
+                    tokens = each.matrix(each.tiles, stage, k.tile, block, step)
+                    go_on = int(number + block + step > 0)
+                    emit(wgmma(self.scores.slot, q, tokens, go_on, k.dtype))
+        if last == PARTS:
+            emit(at.wgmma_commit())
 
     def _token(self, span: Span, t: UOp) -> UOp:
         """The first token of a tile."""
@@ -150,12 +146,14 @@ class Warpgroup(Leaver):
             softmax.probs(scores, scores)
             scores.pack(k.dtype, self.packed[first // 2 : (first + count) // 2])
             if piece == 0:
-                emit(used, self.broadcast(k.row_maxima, softmax.reference))
-            emit(self._put_probs(columns), at.fence_proxy_async())
+                emit(used)
+                self.broadcast(k.row_maxima, softmax.reference)
+            self._put_probs(columns)
+            emit(at.fence_proxy_async())
             emit(at.named_arrive(id=TOLD[piece][self.side], threads=32 * WARPS))
             if piece == 0:
                 softmax.rescale(self._rescale)
-            emit(self._add(t, columns, own=True))
+            self._add(t, columns, own=True)
         emit(at.wgmma_commit())
         own = softmax.layout.reduce(self.scores, SUM)
         softmax.add(own, unread="dst")  # lse is of one side
@@ -169,21 +167,14 @@ class Warpgroup(Leaver):
         size = self.kernel.tile // self.pieces
         return [range(i * size, (i + 1) * size, MMA_K) for i in range(self.pieces)]
 
-    def _put_probs(self, columns: range) -> list[UOp]:
+    def _put_probs(self, columns: range) -> None:
         """The warp's 16 rows, 16 columns at a time."""
-        rows = slot(self.kernel.probs, 0, self.row * LINE, 16 * LINE)
-        line, out = LANE & 15, list[UOp]()
+        rows, line = slot(self.kernel.probs, 0, self.row * LINE, 16 * LINE), LANE & 15
         for column in columns:
-            chunk = (LANE >> 4) + column // 8
-            out.append(
-                at.stmatrix_x4(
-                    rows,
-                    line * LINE + ((chunk ^ (line & 7)) << 4),
-                    part(self.packed.slot, column // 4, 4),
-                    across=((column * ELEMENT, (column + MMA_K) * ELEMENT),),
-                )
-            )
-        return out
+            chunk, four = (LANE >> 4) + column // 8, self.packed[column // 4 : column // 4 + 4]
+            offset = line * LINE + ((chunk ^ (line & 7)) << 4)
+            across = ((column * ELEMENT, (column + MMA_K) * ELEMENT),)
+            emit(at.stmatrix_x4(rows, offset, four.slot, across=across))
 
     def _add_others(self, site: str, t: UOp) -> None:
         """The other one's probs, when they are there, times values."""
@@ -192,16 +183,16 @@ class Warpgroup(Leaver):
             if piece == 0:
                 theirs = self.receive(self.kernel.row_maxima)
                 self.softmax.follow(theirs, self._rescale, f"{site}_rises")
-            emit(self._add(t, columns, own=False))
+            self._add(t, columns, own=False)
         emit(at.wgmma_commit())
 
-    def _add(self, t: UOp, columns: range, own: bool) -> list[UOp]:
+    def _add(self, t: UOp, columns: range, own: bool) -> None:
         """Weights from registers, or those that the other one stored, times values."""
-        k, each, out = self.kernel, self.values, [at.wgmma_fence()]
+        k, each = self.kernel, self.values
+        emit(at.wgmma_fence())
         for row in columns:
             tokens = each.tokens(each.ring.stage(t), row)
-            probs: Matrix | UOp = part(self.packed.slot, row // 4, 4)
+            probs: Matrix | UOp = self.packed[row // 4 : row // 4 + 4].slot
             if not own:
                 probs = Matrix(slot(k.probs), 0, GROUP * LINE, LINE, row * ELEMENT)
-            out.append(wgmma(self.sums.slot, probs, tokens, 1, k.dtype))
-        return out
+            emit(wgmma(self.sums.slot, probs, tokens, 1, k.dtype))

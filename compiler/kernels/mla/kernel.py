@@ -162,7 +162,10 @@ class Multiplier(Shape):
                 emit([self._load_query(k, n) for n in range(self.own)])
             for i, a in enumerate(pair):
                 for n in range(self.own):
-                    scores, b = self._score(n, i % self.chains), self._query(k, n)[2 * i :][:2]
+                    scores, b = (
+                        self._score(n, i % self.chains),
+                        self._query(k, n)[2 * i : 2 * i + 2],
+                    )
                     emit(mma(scores.slot, [a.slot], b.slot, self.dtype))
         if self.chains == 2:
             self.scores[0] += self.scores[1]
@@ -234,7 +237,7 @@ class Multiplier(Shape):
             seen = span.seen(column // self.own_heads)
             for half in range(2):
                 inside = self._counts(token + 8 * half < seen, half)
-                emit(at.hide(self._score(n)[2 * half :][:2].slot, inside))
+                emit(at.hide(self._score(n)[2 * half : 2 * half + 2].slot, inside))
 
     def _look(self, t: UOp, span: Span) -> Body:
         """Loads what says of each of the warp's tokens whether it counts, where data say so."""
@@ -277,7 +280,7 @@ class Multiplier(Shape):
         for n in range(self.own):
             found = self.r.float32(2 * self.rows)
             for row in range(self.rows):
-                emit(self._fetch(self.highs, row, n, found[2 * row :][:2], None))
+                emit(self._fetch(self.highs, row, n, found[2 * row : 2 * row + 2], None))
             emit(at.fold_max(every[2 * n : 2 * n + 2].slot, found.slot))
         self.softmax.update_max(every, unread="dst")  # one row of warps hands it on
 
@@ -309,7 +312,7 @@ class Multiplier(Shape):
         factor = self.r.float32(2 * self.across)
         for n in range(self.across):
             group, i = divmod(n, self.own)
-            emit(self._fetch(self.factors, 0, i, factor[2 * n :][:2], group))
+            emit(self._fetch(self.factors, 0, i, factor[2 * n : 2 * n + 2], group))
         for d in range(self.warp_blocks):
             for n in range(self.across):
                 sums = self.sum_of(d, n)
@@ -350,7 +353,7 @@ class Multiplier(Shape):
         for n in range(self.across):
             (group, i), found = divmod(n, self.own), self.r.float32(2 * self.rows)
             for row in range(self.rows):
-                emit(self._fetch(self.highs, row, i, found[2 * row :][:2], group))
+                emit(self._fetch(self.highs, row, i, found[2 * row : 2 * row + 2], group))
             stats = self.stats_of_columns(n)
             emit(self._fetch(self.row_maxima, 0, i, stats[:2], group, unread="dst"))
             emit(at.fold_sum(stats[2:].slot, found.slot, unread="dst"))

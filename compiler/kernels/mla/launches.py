@@ -8,8 +8,7 @@ from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.mla.combine import Combine
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
-from ptxflow.compiler.kernels.mla.shape import BLOCK, Shape
-from ptxflow.compiler.kernels.mla.span import COUNT
+from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, Shape
 from ptxflow.compiler.launch import Expr, Launch, Workspace, launch_of
 from ptxflow.compiler.lower import layout
 

@@ -18,6 +18,7 @@ from ptxflow.compiler.tile.values import Float32, emit, finite_or_zero, log2, re
 
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 LANES = 32
+COUNT = "sequences"  # the parameter: how many there are
 BLOCK = LANES * QUAD  # of the workspace: floats of 16 dims by 8 columns
 
 
@@ -114,6 +115,22 @@ class Shape:
             decisions.rope_pitch(problem),
         )
         self.split = self.chunk > 0 or self.cut > 1
+
+    @property
+    def found_by(self) -> tuple[str, ...]:
+        """Tensors by which a CTA finds its tokens."""
+        queries = () if self.decodes else ("qo_indptr",)
+        last = ("kv_last_page_len",) if self.page_size > 1 else ()
+        return (*queries, "kv_indptr", "kv_indices", *last)
+
+    @property
+    def params(self) -> tuple[tuple[str, str], ...]:
+        """Of the first kernel."""
+        left = ("sums", "stats") if self.split else ()
+        inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", *self.found_by)
+        pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
+        numbers = ("sm_scale", *((COUNT,) if "kv_indptr" in self.found_by else ()))
+        return (*pointers, *((name, "u32") for name in numbers))
 
     @property
     def number(self) -> UOp:

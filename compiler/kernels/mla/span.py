@@ -9,9 +9,7 @@ from typing import Protocol
 from ptxflow.compiler.ir import UOp, Value, const, param, value
 from ptxflow.compiler.kernels.attention.queries import QueryTiles
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.mla.shape import Shape
-
-COUNT = "sequences"  # the parameter: how many there are
+from ptxflow.compiler.kernels.mla.shape import COUNT, Shape
 
 
 @dataclass(frozen=True)

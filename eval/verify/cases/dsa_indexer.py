@@ -45,7 +45,8 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     weights[3::4] = 0
     keys = rng.integers(-3, 4, (batch, width * page, dim)).astype(np.float32)
     if batch == 1:
-        keys[0, rng.permutation(lens[0] - LAST)[problem["topk"] // 2 - LAST :]] = 0
+        some = max(problem["topk"] // 2 - LAST, problem["topk"] // 4)
+        keys[0, rng.permutation(lens[0] - LAST)[some:]] = 0
     scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
     cache = np.full((problem["num_pages"], page_bytes(problem)), NAN_BYTE, np.uint8)
     for b, length in enumerate(lens):
