@@ -13,7 +13,7 @@ INSTALL = echo "$(VENV): pip downloads what is missing of PyTorch and the rest: 
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test test-all clean
+.PHONY: demo test types quick test-all clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python train.py --preset demo --out $(OUT)/train
@@ -23,11 +23,17 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .
+	$(MAKE) --no-print-directory -j 2 types quick
+
+# at once: mypy has one process, and leaves the other core idle
+types: $(VENV)/.installed-test
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+quick: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-all: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "slow or not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"
 
 clean:
 	rm -rf $(VENV) out build dist ptxflow.egg-info

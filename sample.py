@@ -13,7 +13,8 @@ are then of each size that is looked at. A run that was cut short goes on where 
 The table has microseconds, and the share of what bounds the problem: the device's bandwidth, or the
 peak of its tensor cores; then TFLOP/s too. "Of best" is against the best of all valid strategies
 as predicted, "log p" the policy's log-probability. Where more than 300,000 are valid, only 512
-draws of the policy are scored, and "best" is the best of these.
+draws of the policy are scored and what an evolutionary search of the reward asks for, and "best"
+is the best of these.
 
 examples:
   python sample.py --definition list
@@ -37,7 +38,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ptxflow.command import BadInput, Parser, one_line
+from ptxflow.command import CLUSTER, BadInput, Parser, add_cluster, one_line
 
 if TYPE_CHECKING:
     from ptxflow.compiler.backend.runtime import GpuInfo
@@ -47,10 +48,6 @@ if TYPE_CHECKING:
     from ptxflow.env.tasks.definition import Definition
     from ptxflow.eval.sample.samples import Run
 
-CHECKPOINTS = Path(__file__).resolve().parent / "checkpoints"
-#: H100 has none of its own. The H200's sees the device only through the problem's features (how far
-#: it is bound by memory): features of devices have gain 0 in every network
-POLICY_OF = {"h100": "h200"}
 MOST = 10_000  # kernels of a run: some hours
 
 
@@ -142,12 +139,21 @@ def how_it_is_ranked(parser: Parser) -> None:
         help="rank by measurement: where this GPU is present (auto, the default), always, never; "
         "of a library `recorded` takes what DIR.records.jsonl has, measured elsewhere perhaps",
     )
+    add_cluster(parser)
+    add(
+        "--records",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="measurements of earlier runs, packed or not: what was fast in them is a candidate of "
+        "a library, listed or not, and its times are believed until it is measured",
+    )
     add(
         "--time-limit",
         type=float,
         metavar="SECONDS",
-        help="measure a library's kernels for so long at most, sizes all over the range first; the "
-        "same command goes on (default: no limit)",
+        help="measure a library's kernels for so long at most, what matters most first; the same "
+        "command goes on (default: no limit)",
     )
     add(
         "--looks",
@@ -202,8 +208,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--chain is of a --library")
     if args.library and (args.out or args.stop_at is not None):
         parser.error("--out and --stop-at are of one workload's kernels, not of a --library")
-    if not args.library and (args.looks or args.time_limit or args.measure == "recorded"):
-        parser.error("--looks, --time-limit and --measure recorded are of a --library")
+    of_library = args.looks or args.records or args.time_limit or args.measure == "recorded"
+    if not args.library and of_library:
+        parser.error("--looks, --records, --time-limit, --measure recorded are of a --library")
     if args.time_limit is not None and not args.time_limit > 0:
         parser.error(f"--time-limit must be positive, not {args.time_limit}")
     if args.seed < 0:
@@ -257,6 +264,7 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
         print(remark, file=sys.stderr)
     gpu = choose_gpu(args.measure, device.name)
     ptxas.executable()
+    from ptxflow.eval.sample.draws import default_checkpoint
     from ptxflow.eval.sample.library_run import Asked, make_library
 
     checkpoint = args.checkpoint or default_checkpoint(device.name)
@@ -265,7 +273,7 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
         args.library, ranges, device, checkpoint, most=args.members or 8, k=args.k,
         source=args.source, seed=args.seed, emulate=not args.no_emulate, jobs=args.jobs,
         gpu=gpu.name if gpu else None, recorded=args.measure == "recorded",
-        seconds=args.time_limit or math.inf, looks=args.looks,
+        believed=tuple(args.records or ()), seconds=args.time_limit or math.inf, looks=args.looks,
         wide=args.space == "wide",
         chained=None if args.chain is None else tuple(args.chain), **sharpness,
     )  # fmt: skip
@@ -281,20 +289,24 @@ def sample_kernels(
     gpu: GpuInfo | None,
 ) -> Run:
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
-    known to make sense. Of a space that is not listed only draws of the policy are scored."""
+    known to make sense. Of a space that is not listed only draws of the policy are scored, and what
+    a search of the reward finds."""
+    import numpy as np
+
     from ptxflow.env.relation import RelationSpace
     from ptxflow.env.reward import TAU
+    from ptxflow.env.search import USUAL
+    from ptxflow.eval.sample.draws import default_checkpoint
     from ptxflow.eval.sample.pipeline import compile_and_rank
-    from ptxflow.eval.sample.selection import REWARD, choose, reward_alone
+    from ptxflow.eval.sample.selection import REWARD, choose, reward_alone, reward_of
     from ptxflow.gfn.inference import (
         POOL,
         SHARPNESS,
-        UNIFORM,
         at_temperature,
         load_policy,
         score,
-        uniform,
         with_family,
+        with_found,
     )
 
     wide = args.space == "wide"
@@ -310,20 +322,24 @@ def sample_kernels(
         policy, source = with_family(policy, space), REWARD
     if args.temperature is not None:
         tau, sharpness = at_temperature(policy, space.family.name, args.temperature)
-    most = max(args.k, POOL) if isinstance(space, RelationSpace) else args.k
-    if wide and isinstance(space, RelationSpace):
-        pool = uniform(space, UNIFORM, args.seed)
-    else:
-        pool = score(policy, space, most, args.seed, sharpness, tau)
+    about = {} if wide else policy.about
     if isinstance(space, RelationSpace):
-        print(
-            f"{len(space):,} strategies are valid: {len(pool.space)} "
-            f"{'uniform draws' if wide else 'draws of the policy'} are scored, and the best is the "
-            "best of these",
-            file=sys.stderr,
-        )
+        most = max(args.k, POOL)
+        draws = None if wide else score(policy, space, most, args.seed, sharpness, tau)
+        reward = reward_of(about, space.device.name, space.family.name)[0]
+        # what strategies do that do not say stays so: no reward of today knows more of it
+        part = space.given({n: (c,) for n, c in space.family.implied.items()})
+        codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), args.seed)
+        steps = -np.round(tflops / tflops[0], 4)  # of those that are alike, one
+        apart = codes[np.unique(steps, return_index=True)[1]]
+        pool = with_found(draws, policy, space, apart[:most], tau)
+        print(f"{len(space):,} strategies are valid: {len(codes):,} that a search of the reward "
+              f"asked for{'' if wide else f' and {most} draws of the policy'} are scored, and the "
+              "best is the best of these", file=sys.stderr)  # fmt: skip
+    else:
+        pool = score(policy, space, args.k, args.seed, sharpness, tau)
     chosen = choose(
-        {} if wide else policy.about,
+        about,
         definition,
         pool.space,
         pool.log_probs,
@@ -364,18 +380,23 @@ def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
     return {name: bound[name] for name in definition.var_axes}
 
 
-def default_checkpoint(device: str) -> Path:
-    """The policy of a device, for all families."""
-    return CHECKPOINTS / f"{POLICY_OF.get(device, device)}.safetensors"
-
-
 def choose_gpu(measure: str, device: str) -> GpuInfo | None:
     """The GPU to measure on, or None; `yes` insists on one that runs the device's code."""
-    from ptxflow.compiler.backend.runtime import RuntimeUnavailable, gpu_info, require_gpu
+    from ptxflow.compiler.backend.runtime import (
+        GpuInfo,
+        RuntimeUnavailable,
+        gpu_info,
+        require_gpu,
+    )
     from ptxflow.compiler.device import DEVICES
 
     if measure in ("no", "recorded"):
         return None
+    if os.environ.get(CLUSTER):
+        from ptxflow.eval.bench.campaign import machines
+
+        with machines(DEVICES[device]) as (workers, _):
+            return GpuInfo.from_json(workers[0].gpu)
     try:
         if measure == "yes":
             return require_gpu(DEVICES[device])

@@ -43,6 +43,11 @@ class Device:
     def has_tmem(self) -> bool:
         return self.tmem_columns > 0
 
+    def register_share(self, threads: Any) -> Any:
+        """Registers of a thread, at the most, where so many threads share those of an SM."""
+        share = self.registers_per_sm // threads // 8 * 8
+        return np.minimum(share, self.registers_per_thread)
+
     def resident_blocks(self, smem: Any, registers: Any, threads: Any) -> Any:
         """Blocks that an SM holds at a time, by shared memory (bytes) and threads of a block and
         registers of a thread: arrays over candidates, or numbers."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -243,6 +243,18 @@ class Demand:
     special: Any = 0.0  # results per step: exp2, rsqrt and the like, of all lanes
     imbalance: Any = 1.0  # work of the busiest SM, over that which blocks of this load would make
     following: Demand | None = None  # of the kernel launched next; 0 blocks where there is none
+
+
+L = TypeVar("L", Resources, Demand)
+
+
+def either(condition: Any, first: L, second: L) -> L:
+    """Of two loads or resources, field by field, the first's where a condition holds, else the
+    second's; what follows is the second's."""
+    chosen: dict[str, Any] = {}
+    for name in (each.name for each in fields(second) if each.name != "following"):
+        chosen[name] = np.where(condition, getattr(first, name), getattr(second, name))
+    return replace(second, **chosen)
 
 
 def as_they_are(choices: Mapping[str, Choice]) -> Mapping[str, Choice]:

@@ -65,15 +65,12 @@ def launch_registers(threads: int) -> int:
     return 65536 // threads // 8 * 8
 
 
-def finish(
-    info: KernelInfo, *body: Body, drained: bool = False, meet: bool = True, first: Body = ()
-) -> UOp:
+def finish(info: KernelInfo, *body: Body, drained: bool = False, meet: bool = True) -> UOp:
     """The kernel with its derived prologue and teardown; `body` is roles, and barriers between.
 
     `drained`: when its roles end, warp 0 has seen every access to TMEM complete, so that a single
     CTA needs no barrier before it frees TMEM. `meet`: the CTAs of a cluster end together; not
-    needed where each has seen all that others do to it. The validator checks both. `first` comes
-    before barriers are there.
+    needed where each has seen all that others do to it. The validator checks both.
     """
     meet = meet and info.cluster > 1
     plan = layout(info)
@@ -87,12 +84,7 @@ def finish(
         before = _prologue(info, [])
         after = _cluster_sync(release=True) if meet else []
     threads = 32 * info.warps
-    return kernel(
-        info,
-        [*flatten([first]), *before],
-        [_with_registers(s, threads) for s in flatten(body)],
-        after,
-    )
+    return kernel(info, before, [_with_registers(s, threads) for s in flatten(body)], after)
 
 
 def _cluster_sync(release: bool = False) -> list[UOp]:
@@ -164,7 +156,7 @@ def _meets_memory(statement: UOp) -> bool:
     """Whether it, or one inside, has to do with global memory, or lets the next launch begin."""
     return any(
         {"map", "global"} & {kind for _, kind in atom(node.arg.atom).operands}
-        or node.arg.atom == at.grid_launch_dependents().arg.atom
+        or atom(node.arg.atom).effect == "let_dependents"
         for _, node in walk(statement)
         if node.op is Op.ATOM
     )

@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection, wait
-from types import TracebackType
+from typing import TypeVar
+
+from tqdm import tqdm
+
+J = TypeVar("J")
+T = TypeVar("T")
 
 
 class Processes(ProcessPoolExecutor):
@@ -23,7 +30,7 @@ class Processes(ProcessPoolExecutor):
         super().__init__(
             count,
             mp_context=get_context("spawn"),
-            initializer=_begin,
+            initializer=begin,
             initargs=(watched, niceness),
         )
 
@@ -32,18 +39,26 @@ class Processes(ProcessPoolExecutor):
         self._held.close()
         self.shutdown(wait=False, cancel_futures=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             self.stop()
         self.shutdown()
 
 
-def _begin(watched: Connection, niceness: int) -> None:
+def each(
+    work: Callable[[J], T], jobs: Sequence[J], workers: int, title: str, unit: str = "kernel"
+) -> Iterator[T]:
+    """`work` of every job, in order, on so many processes (1: on this one), behind a bar."""
+    show = partial(tqdm, total=len(jobs), desc=title, unit=unit, disable=None if jobs else True)
+    if workers <= 1 or len(jobs) < 2:
+        yield from show(map(work, jobs))
+        return
+    with Processes(workers) as pool:
+        yield from show(pool.map(work, jobs))
+
+
+def begin(watched: Connection, niceness: int = 0) -> None:
+    """In a worker: interrupts pass it over; it ends once nobody holds the other end of the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(niceness)
     threading.Thread(target=_end_with, args=(watched,), daemon=True).start()

@@ -25,7 +25,7 @@ from ptxflow.env.measurements import (
     load_measurements,
 )
 from ptxflow.env.reward import Reward
-from ptxflow.env.space import Space
+from ptxflow.env.space import StrategySpace
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 
@@ -209,7 +209,7 @@ class ReplayReward:
                 raise ValueError(f"replay: {o.name} on {o.device.name} is given twice")
             self._observed[key] = o
 
-    def tflops(self, space: Space, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def tflops(self, space: StrategySpace, codes: NDArray[np.int64]) -> NDArray[np.float64]:
         """float64 [n] TFLOP/s of codes int64 [n]."""
         codes = np.asarray(codes, np.int64)
         if self.fallback is None:

@@ -79,8 +79,6 @@ class RelationSpace(StrategySpace):
         return codes
 
     def given(self, fixed: Mapping[str, Collection[Choice]]) -> RelationSpace:
-        """The strategies that have one of these choices in each decision that is named, whichever
-        decisions they are; EmptySpace where there are none. KeyError for an unknown decision."""
         names = [d.name for d in self.decisions]
         if unknown := fixed.keys() - set(names):
             raise KeyError(f"{self.who}: no decisions {sorted(unknown)}; there are {names}")

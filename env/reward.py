@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
 from ptxflow.env.cost import attainable_tflops, model_tflops
-from ptxflow.env.space import Space
+from ptxflow.env.space import Space, StrategySpace
 
 Array = NDArray[np.float64]
 
@@ -32,7 +32,7 @@ class Reward(Protocol):
     @property
     def name(self) -> str: ...
 
-    def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+    def tflops(self, space: StrategySpace, codes: NDArray[np.int64]) -> Array:
         """float64 [n] TFLOP/s of the strategies with these codes, int64 [n], on the problem.
 
         Codes need not be sorted or distinct, but must be codes of the space's decisions.
@@ -45,7 +45,7 @@ class ModelReward:
 
     name = "model"
 
-    def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+    def tflops(self, space: StrategySpace, codes: NDArray[np.int64]) -> Array:
         """float64 [n]; see `cost.model_tflops`."""
         return model_tflops(space.family, space.fields(codes), space.problem, space.device)
 
@@ -65,7 +65,7 @@ class FamilyRewards:
         """The reward of one family."""
         return self.own.get(family, self.rest)
 
-    def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+    def tflops(self, space: StrategySpace, codes: NDArray[np.int64]) -> Array:
         """float64 [n] by the reward of the space's family."""
         return self.of(space.family.name).tflops(space, codes)
 
@@ -81,7 +81,7 @@ class CachedReward:
     def name(self) -> str:
         return self.source.name
 
-    def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+    def tflops(self, space: StrategySpace, codes: NDArray[np.int64]) -> Array:
         """float64 [n]; from memory, rounded to float32, where `codes` is `space.codes` itself."""
         if not isinstance(space, Space) or codes is not space.codes:
             return self.source.tflops(space, codes)

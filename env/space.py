@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Decision, Family, Fields, Problem, Rule, Strategy
+from ptxflow.compiler.family import Choice, Decision, Family, Fields, Problem, Rule, Strategy
 
 Codes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Level:
-    """The n distinct valid prefixes of t choices, in code order: the nodes at depth t of a forest.
+    """The n distinct valid prefixes of t choices, in code order: the nodes at depth t of a tree.
 
     mask    bool  [n, sizes[t]]  legal next choices; rows are never empty ([n, 0] at the leaves)
     child   int32 [n, sizes[t]]  node at depth t+1; -1 where illegal
@@ -36,7 +36,6 @@ class Level:
     choice  int32 [n]            the choice that led here from the parent (-1 at the roots)
     first   int64 [n + 1]        leaves first[i] to first[i+1] lie below node i
     prefix  int64 [n]            the code of the prefix
-    tree    int32 [n]            which space of a `SpaceSet` the node belongs to (0 in a `Space`)
     """
 
     mask: NDArray[np.bool_]
@@ -45,7 +44,6 @@ class Level:
     choice: NDArray[np.int32]
     first: Codes
     prefix: Codes
-    tree: NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.prefix)
@@ -80,6 +78,11 @@ class StrategySpace(ABC):
     @abstractmethod
     def sample_uniform(self, n: int, rng: np.random.Generator) -> Codes:
         """[n] codes drawn exactly uniformly, with replacement, from the valid strategies."""
+
+    @abstractmethod
+    def given(self, fixed: Mapping[str, Collection[Choice]]) -> StrategySpace:
+        """The strategies that have one of these choices in each decision that is named, whichever
+        decisions they are; EmptySpace where there are none. KeyError for an unknown decision."""
 
     def mask(self, prefix: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Legal next choices: prefix [n, t] of indices -> [n, sizes[t]]."""
@@ -155,6 +158,18 @@ class Space(StrategySpace):
         """[n, F] choice indices of the codes; of every leaf, in code order, when not given."""
         return super().indices(self.codes if codes is None else np.asarray(codes, np.int64))
 
+    def given(self, fixed: Mapping[str, Collection[Choice]]) -> Space:
+        inside, names = np.ones(len(self.codes), bool), [d.name for d in self.decisions]
+        if unknown := fixed.keys() - set(names):
+            raise KeyError(f"{self.who}: no decisions {sorted(unknown)}; there are {names}")
+        for name, choices in fixed.items():
+            at = names.index(name)
+            own = np.array([c in choices for c in self.decisions[at].choices])
+            inside &= own[self.codes // self.strides[at + 1] % self.sizes[at]]
+        if not inside.any():
+            raise EmptySpace(f"{self.who}: no strategy is valid with {dict(fixed)}")
+        return Space(self.family, self.problem, self.device, self.codes[inside])
+
     def fields(self, codes: Codes | None = None) -> Fields:
         """The choice values of the codes, or of every leaf, as arrays [n], by decision name."""
         return super().fields(self.codes if codes is None else codes)
@@ -174,51 +189,6 @@ class Space(StrategySpace):
     def levels(self) -> tuple[Level, ...]:
         """The tree, depths 0 to F; nodes of depth F are the leaves in code order."""
         return _tree(self.codes, self.sizes)
-
-
-@dataclass(frozen=True)
-class SpaceSet:
-    """Several spaces of one family walked together: a forest whose root w is spaces[w].
-
-    A batch of states at depth t is an array of node ids: `levels[t].mask[node]` are the legal
-    choices and `levels[t].child[node, choice]` the next nodes. Leaf ids count the leaves of the
-    spaces one after the other; `leaf_offsets` [W + 1] says where each space starts.
-    """
-
-    spaces: tuple[Space, ...]
-
-    def __init__(self, spaces: Sequence[Space]) -> None:
-        if not spaces:
-            raise ValueError("a SpaceSet needs at least one space")
-        require_same_decisions(spaces)
-        object.__setattr__(self, "spaces", tuple(spaces))
-
-    def __len__(self) -> int:
-        return len(self.spaces)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of choices of each decision."""
-        return self.spaces[0].sizes
-
-    @cached_property
-    def leaf_offsets(self) -> NDArray[np.int64]:
-        """[W + 1] the leaf ids of space w are leaf_offsets[w] to leaf_offsets[w + 1]."""
-        return np.concatenate([[0], np.cumsum([len(s) for s in self.spaces])])
-
-    @cached_property
-    def codes(self) -> Codes:
-        """[leaves] the codes of every space, one after the other."""
-        return np.concatenate([s.codes for s in self.spaces])
-
-    @cached_property
-    def levels(self) -> tuple[Level, ...]:
-        """The forest, depths 0 to F; level 0 has one node a space."""
-        return _tree(
-            self.codes,
-            self.sizes,
-            np.repeat(np.arange(len(self.spaces), dtype=np.int32), np.diff(self.leaf_offsets)),
-        )
 
 
 def require_same_decisions(spaces: Sequence[StrategySpace]) -> None:
@@ -304,17 +274,14 @@ def strides_of(sizes: tuple[int, ...]) -> Codes:
     return np.cumprod([1, *reversed(sizes)], dtype=kind)[::-1].copy()
 
 
-def _tree(
-    codes: Codes, sizes: tuple[int, ...], tree: NDArray[np.int32] | None = None
-) -> tuple[Level, ...]:
-    """Levels 0 to F of the forest over codes that are sorted within each tree."""
+def _tree(codes: Codes, sizes: tuple[int, ...]) -> tuple[Level, ...]:
+    """Levels 0 to F of the tree over sorted codes."""
     strides = strides_of(sizes)
-    owner = np.zeros(len(codes), np.int32) if tree is None else tree
     firsts: list[Codes] = []
     for stride in strides:
         prefix = codes // stride
-        new = (prefix[1:] != prefix[:-1]) | (owner[1:] != owner[:-1])
-        firsts.append(np.concatenate([[0], np.flatnonzero(new) + 1, [len(codes)]]))
+        new = np.flatnonzero(prefix[1:] != prefix[:-1]) + 1
+        firsts.append(np.concatenate([[0], new, [len(codes)]]))
     levels = []
     parent = np.full(len(firsts[0]) - 1, -1, np.int32)
     choice = parent.copy()
@@ -329,5 +296,5 @@ def _tree(
             choice = (codes[below] // strides[depth + 1] % size).astype(np.int32)
             child[parent, choice] = np.arange(len(below), dtype=np.int32)
         prefix = codes[starts] // strides[depth]
-        levels.append(Level(child >= 0, child, *links, first, prefix, owner[starts]))
+        levels.append(Level(child >= 0, child, *links, first, prefix))
     return tuple(levels)

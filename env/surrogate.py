@@ -20,7 +20,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Family, Fields, Problem, Resources
 from ptxflow.env import cost
 from ptxflow.env.features import describe_problem
-from ptxflow.env.space import Space
+from ptxflow.env.space import StrategySpace
 
 Array = NDArray[np.float64]
 Matrix = NDArray[np.float32]
@@ -202,7 +202,7 @@ class SurrogateReward:
     def __init__(self, surrogate: Surrogate) -> None:
         self.surrogate = surrogate
 
-    def tflops(self, space: Space, codes: NDArray[np.int64]) -> Array:
+    def tflops(self, space: StrategySpace, codes: NDArray[np.int64]) -> Array:
         """float64 [n] pessimistic TFLOP/s of codes int64 [n], `BLOCK` of them at a time."""
         fitted = self.surrogate
         if (space.family.name, space.device.name) != (fitted.family.name, fitted.device.name):

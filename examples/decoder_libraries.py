@@ -1,9 +1,11 @@
 """Makes the libraries that decoder.py loads, by `sample.py --library`: for batches up to 64.
 
     python examples/decoder_libraries.py [--device h200] [--measure yes --time-limit 10]
+    python examples/decoder_libraries.py --measure recorded --records eval/measurements/h200-*.xz
 
 Everything behind the device is given to sample.py. Where no GPU measures, kernels are chosen by the
-reward that its policy was trained with.
+reward that its policy was trained with; or by measurements of definitions of the same sizes, which
+know more.
 """
 
 from __future__ import annotations

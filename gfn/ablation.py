@@ -4,10 +4,10 @@
     N] [--seeds 3] [--jobs N] [--limit SECONDS] [--out FILE]
 
 Each run trains one family on a few workloads, from which no strategy is listed but to judge; of a
-wide space, of 10^9 strategies, the part with the listed space's choices and tile_k 64 is, given
-which a policy and its target are compared. Prints
-the mean total variation distance at four temperatures, with the standard deviation over seeds, and
-how far the learned log Z is from the exact one.
+wide space, of 10^8 strategies, the part with the listed space's choices and tile_k 64 is, given
+which a policy and its target are compared. All variants are of trajectory balance but those named
+by another objective. Prints the mean total variation distance at four temperatures, with the
+standard deviation over seeds, and how far the learned log Z is from the exact one.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def run(job: Job, steps: int, device: str, options: dict[str, Any], until: float
     torch.set_num_threads(1)
     family, variant, seed = job
     spaces = workloads(family, device)
-    own = {"batch": 512, "stages": 1, "warmup": 20, **options, **VARIANTS[variant]}
+    own: dict[str, Any] = {"batch": 512, "stages": 1, "warmup": 20, "objective": "tb"}
+    own |= options | VARIANTS[variant]
     trainer = Trainer(spaces, TrainConfig(**{"tau": 0.02, "seed": seed, **own}), steps)
     begin = time.time()
     while trainer.step < trainer.total:

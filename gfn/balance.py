@@ -153,7 +153,8 @@ class KernelPolicy(DiscretePolicyEstimator):
             if len(rows):
                 state = encoded.encoded[rows] + policy.decided(t, states.tensor[rows])
                 counts = walks.log_counts[t][node[rows]]
-                logits = policy.logits(t, state, encoded.scale[rows], counts)
+                said = None if encoded.hints is None else encoded.hints[rows]
+                logits = policy.logits(t, state, encoded.scale[rows], counts, said)
                 out[rows, :size] = logits.masked_fill(counts.isneginf(), 0.0)
         return out
 
@@ -171,7 +172,8 @@ class WorkloadLogZ(nn.Module):
     def forward(self, conditions: Tensor) -> Tensor:
         workload, tau = asked(conditions)
         walks = self.env.walks
-        features, log_leaves = walks.features[workload], walks.log_leaves[workload]
+        features = walks.seen(self.network.config)[workload]
+        log_leaves = walks.log_leaves[workload]
         log_z: Tensor = self.network(features, log_leaves, tau)
         return log_z.unsqueeze(-1)
 
@@ -219,7 +221,7 @@ class KernelSubTB(Walked, SubTBGFlowNet):
         walks, last = self.env.walks, trajectories.terminating_states.tensor
         workload, tau = asked(trajectories.terminating_states.conditions)
         flow = cast(KernelFlow, self.logF).network
-        conditions = flow.net.conditions(walks.features.index_select(0, workload), tau)
+        conditions = flow.net.conditions(walks.seen(flow.net.config)[workload], tau)
         flows, node = [], workload
         for depth in range(walks.depth):
             state = conditions.encoded + flow.net.decided(depth, last)
@@ -242,7 +244,7 @@ class KernelFlow(ConditionalScalarEstimator):
         """[N] states -> [N, 1]"""
         walks = self.env.walks
         workload, tau = asked(input.conditions if conditions is None else conditions)
-        encoded = self.network.net.conditions(walks.features.index_select(0, workload), tau)
+        encoded = self.network.net.conditions(walks.seen(self.network.net.config)[workload], tau)
         depth, node = (input.tensor >= 0).sum(-1), self.env.legal(input)[1]
         out = self.env.log_reward(input)
         for t in range(walks.depth):

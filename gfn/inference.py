@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU
-from ptxflow.env.space import Space, SpaceSet
+from ptxflow.env.space import Codes, Space
 from ptxflow.gfn import beam
 from ptxflow.gfn.checkpoint import CheckpointError, read, require_space
 from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
-from ptxflow.gfn.walks import Diagrams, Forest, family_shape
+from ptxflow.gfn.walks import Diagrams, Tree, family_shape
 
 # Chosen by replay on brute-forced workloads: sharper draws lose less where a policy is right, more
 # where it errs, and the best of 8 on workloads that were not trained was best near 2
 SHARPNESS = 2.0
-UNIFORM = 20_000  # draws of a wide space, which a model scores in half a second
 POOL = 512  # draws that stand for a space that is not listed: 0.3 s
 
 
@@ -81,12 +80,11 @@ def log_probs(policy: Policy, space: Space, tau: float = TAU) -> NDArray[np.floa
     CheckpointError when the policy is of another decision space or other features.
     """
     require_space(policy.path, policy.network.config, family_shape(space))
-    forest = Forest(SpaceSet([space]))
-    exact: NDArray[np.float64] = forest.leaf_log_probs(policy.network, 0, tau).double().numpy()
+    exact: NDArray[np.float64] = Tree(space).leaf_log_probs(policy.network, tau).double().numpy()
     return exact
 
 
-def part_log_probs(policy: Policy, whole: SpaceSet, part: Space) -> NDArray[np.float64]:
+def part_log_probs(policy: Policy, whole: Space, part: Space) -> NDArray[np.float64]:
     """[len(part)] exact log-probabilities of a part's strategies in the whole space of its problem.
 
     Only the prefixes of these strategies are evaluated, by walks that are forced to them. Raises
@@ -96,7 +94,7 @@ def part_log_probs(policy: Policy, whole: SpaceSet, part: Space) -> NDArray[np.f
         return log_probs(policy, part)
     require_space(policy.path, policy.network.config, family_shape(part))
     with torch.no_grad():
-        walk = Forest(whole).walk(
+        walk = Tree(whole).walk(
             policy.network,
             torch.zeros(len(part), dtype=torch.int64),
             given=torch.from_numpy(part.indices()),
@@ -198,13 +196,24 @@ def score(
     return Pool(part, logs[order], np.argsort(order))
 
 
-def uniform(space: RelationSpace, k: int, seed: int) -> Pool:
-    """About k uniform draws of a wide space, for which no policy was trained; what strategies do
-    that do not say stays so, since no reward of today knows more of it."""
-    part = space.given({name: (choice,) for name, choice in space.family.implied.items()})
-    codes = np.unique(part.sample_uniform(k, np.random.default_rng(seed)))
-    listed = Space(space.family, space.problem, space.device, codes)
-    return Pool(listed, np.full(len(codes), -np.log(len(part))), np.zeros(0, np.int64))
+def with_found(
+    pool: Pool | None, policy: Policy, space: RelationSpace, codes: Codes, tau: float = TAU
+) -> Pool:
+    """Draws of a policy and these strategies [n], which a search found, as one pool. Where there
+    are no draws, as no policy was trained for the space, all strategies count as equally likely."""
+    rows = torch.from_numpy(space.indices(codes))
+    if pool is None:
+        every, drawn = np.unique(codes), np.zeros(0, np.int64)
+        logs = np.full(len(every), -np.log(len(space)))
+    else:
+        zero, at = torch.zeros(1, dtype=torch.int64), torch.full((1,), tau)
+        with torch.no_grad():
+            walk = Diagrams([space]).walk(policy.network, zero, at, each=len(rows), given=rows)
+        found = walk.log_probs.double().sum(0).numpy()
+        every, first = np.unique(np.concatenate([pool.space.codes, codes]), return_index=True)
+        logs = np.concatenate([pool.log_probs, found])[first]
+        drawn = np.searchsorted(every, pool.space.codes[pool.drawn])
+    return Pool(Space(space.family, space.problem, space.device, every), logs, drawn)
 
 
 def draw_distinct(

@@ -43,11 +43,12 @@ class FamilyConfig:
     hidden: int = 256
     layers: int = 2
     temperatures: tuple[float, float] | None = None  # least and most tau; None: of one, not told
+    hinted: bool = False  # whether `hints` are features, too, and part of the logits
 
     @property
     def inputs(self) -> int:
         """How many numbers the encoder reads: the features, and the temperature if it varies."""
-        return len(self.shape.features) + (self.temperatures is not None)
+        return len(self.center) + (self.temperatures is not None)
 
     @property
     def middle(self) -> float:
@@ -65,7 +66,7 @@ class FamilyConfig:
         told = data.get("temperatures")
         return FamilyConfig(
             FamilyShape(**shape), rows["center"], rows["gain"], data["hidden"], data["layers"],
-            tuple(told) if told else None,
+            tuple(told) if told else None, data.get("hinted", False),
         )  # fmt: skip
 
 
@@ -94,10 +95,12 @@ class Conditions:
 
     encoded  float [S, hidden]
     scale    float [S]  of the logits: the middle temperature over this one
+    hints    float [S, choices of all decisions]  or None; over the middle temperature
     """
 
     encoded: Tensor
     scale: Tensor
+    hints: Tensor | None = None
 
 
 class Standardise(nn.Module):
@@ -114,6 +117,9 @@ class Standardise(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return (features - self.center) * self.gain
+
+
+TRUST = 0.5  # in hints, before training: the best with a choice is not all that it leads to
 
 
 class FamilyPolicy(nn.Module):
@@ -134,6 +140,9 @@ class FamilyPolicy(nn.Module):
         # zero rows: an untrained policy is uniform over legal choices
         self.head = nn.Parameter(torch.zeros(slots, hidden))
         self.head_bias = nn.Parameter(torch.zeros(slots))
+        if config.hinted:  # by decision, how much what hints say counts
+            self.trust = nn.Parameter(torch.zeros(len(sizes), hidden))
+            self.trust_bias = nn.Parameter(torch.full((len(sizes),), TRUST))
         self.edges = list(accumulate(sizes, initial=0))  # of decisions, in the slots
         # where the parameters are, for `decided`
         self.register_buffer("starts", torch.tensor(self.edges), persistent=False)
@@ -148,7 +157,10 @@ class FamilyPolicy(nn.Module):
         inputs = self.standardise(features)
         if self.config.temperatures:
             inputs = torch.cat([inputs, _octaves(tau)], 1)
-        return Conditions(self.encoder(inputs), self.config.middle / tau)
+        hints = None
+        if self.config.hinted:
+            hints = features[:, -self.edges[-1] :] / self.config.middle
+        return Conditions(self.encoder(inputs), self.config.middle / tau, hints)
 
     def decided(self, depth: int, choices: Tensor) -> Tensor:
         """[n, >= depth] choice indices -> [n, hidden]: the sum of what was decided.
@@ -168,7 +180,14 @@ class FamilyPolicy(nn.Module):
             x = x + functional.silu(layer(x))
         return x
 
-    def logits(self, depth: int, state: Tensor, scale: Tensor, log_counts: Tensor) -> Tensor:
+    def logits(
+        self,
+        depth: int,
+        state: Tensor,
+        scale: Tensor,
+        log_counts: Tensor,
+        hints: Tensor | None = None,
+    ) -> Tensor:
         """[n, hidden] states -> [n, sizes[depth]] logits of the next choice; -inf where illegal.
 
         Told the temperature, they are `scale` [n] times what the head says, on top of `log_counts`
@@ -176,7 +195,11 @@ class FamilyPolicy(nn.Module):
         1 / tau where it is low, as the target's are. An older policy has the head's alone.
         """
         own = slice(*self.edges[depth : depth + 2])
-        said = functional.linear(self.hidden(depth, state), self.head[own], self.head_bias[own])
+        x = self.hidden(depth, state)
+        said = functional.linear(x, self.head[own], self.head_bias[own])
+        if hints is not None:
+            trust = functional.linear(x, self.trust[depth : depth + 1], self.trust_bias[depth])
+            said = torch.addcmul(said, trust, hints[:, own])
         if self.config.temperatures:
             return torch.addcmul(log_counts, said, scale[:, None])
         return said.masked_fill(log_counts.isneginf(), -torch.inf)
@@ -217,10 +240,10 @@ class LogZ(nn.Module):
 
     def __init__(self, config: FamilyConfig) -> None:
         super().__init__()
-        self.middle = config.middle
+        self.config, self.middle = config, config.middle
         self.standardise = Standardise(config)
         self.net = nn.Sequential(
-            nn.Linear(len(config.shape.features) + 1, 128), nn.SiLU(), nn.Linear(128, 128),
+            nn.Linear(len(config.center) + 1, 128), nn.SiLU(), nn.Linear(128, 128),
             nn.SiLU(), nn.Linear(128, 1),
         )  # fmt: skip
         self.level = nn.Parameter(torch.zeros(()))

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ptxflow.command import BadInput, Parser
+from ptxflow.command import BadInput, Parser, add_cluster
 
 HELP = """\
 Train the policy that proposes kernels: a GFlowNet over every kernel family, by trajectory balance.
@@ -110,6 +110,7 @@ class TrainConfig:
     stage_threshold: float = 0.12  # mean exact TV at which a stage is promoted
     stage_share: float = 0.06  # of the run, the most for a stage before the last
     warmup: int = 50  # steps
+    hinted: bool = False  # whether policies see what the model says of some strategies
     flat: float = 0.3  # of the run, before the learning rate decays
 
     def __post_init__(self) -> None:
@@ -223,6 +224,7 @@ def _rewarding(parser: Parser) -> None:
     )
     add("--surrogate", type=Path, nargs="+", metavar="FILE", help="other surrogates than those")
     add("--measurements", type=Path, nargs="+", metavar="FILE", help="what --reward replay replays")
+    add_cluster(parser)
     add("--measure", type=positive(int), metavar="N",
         help="now and then measure N of the policy's samples on this GPU, for 8 workloads in turn, "
         "and reward them as measured; needs the GPU")  # fmt: skip

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import Reward, log_reward
-from ptxflow.env.space import Space, SpaceSet
+from ptxflow.env.space import Space
 from ptxflow.gfn.network import PolicyNetwork
-from ptxflow.gfn.walks import Diagrams, Forest
+from ptxflow.gfn.walks import Diagrams, Tree
 
 CHUNK = 1 << 15  # strategies that are scored at a time
 
@@ -43,9 +43,9 @@ class Target:
             codes = space.at(np.arange(len(space))) @ space.strides[1:]
             space = Space(space.family, space.problem, space.device, codes)
         self.space = space
-        self.forest = Forest(SpaceSet([space]), device)
+        self.tree = Tree(space, device)
         worth = log_reward(reward.tflops(space, space.codes), space.problem, space.device, tau=1.0)
-        self.worth = torch.from_numpy(worth).to(self.forest.device)
+        self.worth = torch.from_numpy(worth).to(self.tree.device)
 
     def log_probs(self, tau: float) -> Tensor:
         """float64 [leaves], in the order of the codes."""
@@ -57,7 +57,7 @@ class Target:
     def distance(self, network: PolicyNetwork, tau: float) -> float:
         """Exact total variation distance between policy and target."""
         with full_precision():
-            ours = self.forest.leaf_log_probs(network, 0, tau).double()
+            ours = self.tree.leaf_log_probs(network, tau).double()
         return 0.5 * (ours.exp() - self.log_probs(tau).exp()).abs().sum().item()
 
 
@@ -73,7 +73,9 @@ def distance_within(
         walks.walk(network, zero, at, each=len(rows), given=rows).log_probs.double().sum(0)
         for rows in choices.split(CHUNK)
     ]
-    tflops = reward.tflops(whole, choices.numpy() @ whole.strides[1:])
+    codes = choices.numpy() @ whole.strides[1:]
+    listed = Space(whole.family, whole.problem, whole.device, np.sort(codes))
+    tflops = reward.tflops(listed, codes)
     worth = log_reward(tflops, whole.problem, whole.device, tau)
     ours, theirs = torch.cat(logs).softmax(0), torch.from_numpy(worth).softmax(0)
     return 0.5 * (ours - theirs).abs().sum().item()

@@ -25,6 +25,7 @@ from ptxflow.gfn.beam import draw_distinct
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
 from ptxflow.gfn.curriculum import Curriculum, Promotion
 from ptxflow.gfn.group import AnySpace, Group
+from ptxflow.gfn.hints import hints
 from ptxflow.gfn.muon import Muon
 from ptxflow.gfn.network import (
     ByFamily,
@@ -43,7 +44,7 @@ LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
 RECENT = 0.05  # weight of a step's loss in its family's recent loss
 WATCHED_LEAVES = 400_000  # strategies of a family whose probabilities are worked out on the way
 EVEN = 0.1  # of the steps, shared evenly among families
-RENEW_EVERY, RENEWED = 8, 16  # steps of a family, and workloads that are drawn anew
+RENEW_EVERY, RENEWED = 16, 8  # steps of a family, and workloads that are drawn anew
 LOOK_EVERY = 10  # steps between the host's looks at the losses of families
 
 
@@ -325,7 +326,8 @@ class Trainer:
         at = torch.full((1,), tau, device=self.compute)
         with torch.no_grad():
             if self.config.objective == "tb":
-                features, leaves = walks.features[one], walks.log_leaves[one]
+                features = walks.seen(self.network.of(walks.family).config)[one]
+                leaves = walks.log_leaves[one]
                 learned = self.log_z.of(walks.family)(features, leaves, at)
             else:
                 own = torch.Generator(self.compute).manual_seed(0)
@@ -474,11 +476,13 @@ def network_config(spaces: Sequence[AnySpace], config: TrainConfig) -> NetworkCo
     for ids in _by_family(spaces):
         own = [spaces[i] for i in ids]
         values = workload_features(own)
+        if config.hinted:
+            values = torch.cat([values, hints(own)], 1)
         center, spread = values.mean(0), values.std(0, correction=0)
         gain = torch.where(spread > 1e-6, 1 / spread.clamp(min=LEAST_SPREAD), 0.0)
         rows = tuple(center.tolist()), tuple(gain.tolist())
         shape, size = family_shape(own[0]), (config.hidden, config.layers)
-        policies.append(FamilyConfig(shape, *rows, *size, temperatures=config.temperatures))
+        policies.append(FamilyConfig(shape, *rows, *size, config.temperatures, config.hinted))
     return NetworkConfig(tuple(policies))
 
 

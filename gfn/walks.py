@@ -1,7 +1,7 @@
 """The spaces of several workloads as torch tables, and walks of a policy over them.
 
 A state is a prefix of choices and a node id: one lookup gives its legal choices and its children,
-for the whole batch and all workloads at once. In a `Forest` each prefix has a node of its own; in
+for the whole batch and all workloads at once. In a `Tree` each prefix has a node of its own; in
 `Diagrams` those with the same completions share one. On a CPU the network runs once for each
 *distinct* prefix of a batch, and not at all where only one choice is legal; on a GPU for the whole
 batch, as finding those would make the host wait. PyTorch only; `balance.py` makes torchgfn
@@ -23,8 +23,9 @@ from torch import Tensor
 from ptxflow.env.features import describe_device, describe_problem
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU
-from ptxflow.env.space import SpaceSet, StrategySpace, require_same_decisions
-from ptxflow.gfn.network import Conditions, FamilyShape, PolicyNetwork
+from ptxflow.env.space import Space, StrategySpace, require_same_decisions
+from ptxflow.gfn.hints import hints
+from ptxflow.gfn.network import Conditions, FamilyConfig, FamilyShape, PolicyNetwork
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Walks:
             self.log_counts = [self._table(np.log(c).astype(np.float32)) for c in counts]
         self.log_leaves = torch.tensor([float(len(s)) for s in spaces], device=self.device).log()
         self.features = workload_features(spaces).to(self.device)
+        self.spaces = spaces
+        self._hints: Tensor | None = None
 
     def _table(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -86,7 +89,16 @@ class Walks:
     ) -> Conditions:
         """Of workload ids [S] at temperatures [S], by default all at TAU."""
         tau = torch.full(workload.shape, TAU, device=self.device) if tau is None else tau
-        return network.of(self.family).conditions(self.features.index_select(0, workload), tau)
+        policy = network.of(self.family)
+        return policy.conditions(self.seen(policy.config).index_select(0, workload), tau)
+
+    def seen(self, config: FamilyConfig) -> Tensor:
+        """[W, features] what a policy of this configuration sees of the workloads; hints last."""
+        if not config.hinted:
+            return self.features
+        if self._hints is None:
+            self._hints = torch.cat([self.features, hints(self.spaces).to(self.device)], 1)
+        return self._hints
 
     def step_log_probs(
         self,
@@ -123,7 +135,8 @@ class Walks:
         policy = network.of(self.family)
         state = conditions.encoded.index_select(0, which) + policy.decided(depth, prefix)
         scale, log_counts = conditions.scale[which], self.log_counts[depth][node]
-        return torch.log_softmax(policy.logits(depth, state, scale, log_counts), 1)
+        said = None if conditions.hints is None else conditions.hints[which]
+        return torch.log_softmax(policy.logits(depth, state, scale, log_counts, said), 1)
 
     def walk(
         self,
@@ -197,43 +210,33 @@ class Walks:
         return torch.empty_like(distinct).scatter_(0, back, rows), back
 
 
-class Forest(Walks):
-    """The listed spaces of one family; every prefix has a node of its own."""
+class Tree(Walks):
+    """One listed space; every prefix has a node of its own."""
 
-    def __init__(self, spaces: SpaceSet, device: torch.device | str = "cpu") -> None:
-        levels = spaces.levels
+    def __init__(self, space: Space, device: torch.device | str = "cpu") -> None:
+        levels = space.levels
         counts = [
             np.where(v.child < 0, 0, np.diff(below.first)[v.child]) for v, below in pairwise(levels)
         ]
-        super().__init__(spaces.spaces, [v.child for v in levels[:-1]], counts, device)
-        self.spaces = spaces
+        super().__init__([space], [v.child for v in levels[:-1]], counts, device)
         self.parent = [self._table(level.parent) for level in levels]
         self.choice = [self._table(level.choice) for level in levels]
-        # the nodes of workload w at a depth are trees[depth][w] to trees[depth][w + 1]
-        self.trees = [
-            np.searchsorted(level.tree, np.arange(len(spaces) + 1)).tolist() for level in levels
-        ]
 
     @torch.no_grad()
     def leaf_log_probs(
-        self,
-        network: PolicyNetwork,
-        workload: int,
-        tau: float = TAU,
-        chunk: int | None = None,
+        self, network: PolicyNetwork, tau: float = TAU, chunk: int | None = None
     ) -> Tensor:
-        """Exact log-probability of every leaf of one workload, in code order; they sum to 1.
+        """Exact log-probability of every leaf, in code order; they sum to 1.
 
         Level by level over the distinct prefixes, so that each is evaluated once.
         """
         chunk = chunk or (8192 if self.compact else 1 << 18)
-        one = torch.tensor([workload], device=self.device)
+        one = torch.zeros(1, dtype=torch.int64, device=self.device)
         conditions = self.conditions(network, one, torch.full((1,), tau, device=self.device))
         total = self.features.new_zeros(1)
         choices = one.new_zeros(1, 0)
         for depth in range(self.depth):
-            start, stop = self.trees[depth][workload : workload + 2]
-            nodes = torch.arange(start, stop, device=self.device)
+            nodes = torch.arange(len(self.child[depth]), device=self.device)
             parts = zip(torch.split(nodes, chunk), torch.split(choices, chunk), strict=True)
             table = torch.cat(
                 [
@@ -241,9 +244,7 @@ class Forest(Walks):
                     for n, p in parts
                 ]
             )
-            below = slice(*self.trees[depth + 1][workload : workload + 2])
-            parent = self.parent[depth + 1][below].long() - start
-            choice = self.choice[depth + 1][below].long()
+            parent, choice = self.parent[depth + 1].long(), self.choice[depth + 1].long()
             total = total[parent] + table[parent, choice]
             choices = torch.cat([choices[parent], choice[:, None]], 1)
         return total

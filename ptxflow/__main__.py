@@ -20,6 +20,10 @@ COMMANDS = {
         "train": ("train", "a policy, or tune a trained one to one workload"),
         "tune": ("eval.tune.session", "one workload in rounds: gaps, moves, branches, champion"),
         "definitions": ("env.tasks.definition_table", "what comes with ptxflow, and its axes"),
+        "model-shapes": (
+            "eval.sample.model_shapes",
+            "definitions and libraries that a model needs",
+        ),
         "solution": ("eval.sample.solution", "check a FlashInfer-Bench Solution on this GPU"),
         "export": ("eval.sample.export", "a library for Hugging Face kernels"),
     },
@@ -31,6 +35,7 @@ COMMANDS = {
         "mutate-values": ("eval.verify.value_mutation", "how many mutants of values trials kill"),
         "verify-real": ("eval.verify.real", "a real row of each family in the emulator"),
         "plants": ("eval.verify.plants", "mutants that no trial kills, on the GPU at real sizes"),
+        "mcp": ("eval.agents.server", "a server for coding agents: all of this as tools"),
         "legality": ("eval.sample.legality", "whether policies ever leave the rules"),
     },
     "measure, on a GPU": {
@@ -38,13 +43,13 @@ COMMANDS = {
         "baselines": ("eval.bench.baselines.__main__", "time libraries alone"),
         "policy-draws": ("eval.sample.draws", "what a policy would try, for a campaign"),
         "harness": ("eval.sample.harness", "flashinfer-bench on Solutions and libraries"),
+        "faults": ("eval.bench.faults", "a campaign on a simulated cluster while things go wrong"),
         "agree": ("eval.verify.agreement", "the emulator against the hardware"),
     },
     "judge": {
         "report": ("eval.bench.report", "records as a table"),
         "records": ("eval.bench.records", "pack records into the small form"),
         "evaluate": ("eval.__main__", "policies beside searches, on brute-forced spaces"),
-        "optimum": ("eval.study.optimum", "what a policy's samples lose against brute force"),
         "ablation": ("eval.study.ablation", "what each decision of a strategy is worth"),
         "plots": ("eval.study.training_plots", "draw training runs"),
         "knowledge": ("eval.tune.knowledge", "what tuning sessions learned of moves"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
+CLUSTER = "PTXFLOW_CLUSTER"
 Main = TypeVar("Main", bound=Callable[..., int])
 
 
@@ -71,6 +73,21 @@ def one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
+
+
+class _Cluster(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        setattr(namespace, self.dest, values)
+        os.environ[CLUSTER] = values
+
+
+def add_cluster(parser: Any) -> None:
+    """`--cluster` for a command that measures: `eval.bench.campaign.machines` reads it."""
+    parser.add_argument(
+        "--cluster", action=_Cluster, metavar="ADDRESS",
+        help="measure and compile on the workers of a Dask scheduler, tcp://HOST:8786, instead of "
+        f"this machine's GPUs (default: ${CLUSTER})",
+    )  # fmt: skip
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:

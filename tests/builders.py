@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -71,6 +72,7 @@ def gemm_problem(m: int, n: int, k: int, dtype: str = "float16") -> Problem:
     return Problem("gemm", f"gemm_n{n}_k{k}", axes, dtype, *work)
 
 
+@functools.lru_cache(4)
 def gemm_space(m: int, n: int, k: int, device: Device = H200) -> Space:
     return enumerate_space(GEMM, gemm_problem(m, n, k), device)
 

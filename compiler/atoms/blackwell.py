@@ -6,7 +6,6 @@ from ptxflow.compiler.atoms.common import _ISA_TMA, _TMA_RULES
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import UOp
 
-_BLACKWELL = ("sm_100a",)
 _KINDS = {"f16": "tcgen05.mma f16/bf16/tf32", "f8f6f4": "tcgen05.mma f8f6f4/mxf8"}
 _COLUMNS = Rule(
     "TMEM is allocated in powers of two, 32..512 columns",

@@ -75,20 +75,24 @@ instruction(
 )
 
 
+def _gated(x: str, gate: str, to: str) -> list[str]:
+    """x gate / (1 + e^-gate), by %_e."""
+    return [
+        f"mul.rn.f32 %_e, {gate}, {LOG2E_NEGATED};",
+        "ex2.approx.ftz.f32 %_e, %_e;",
+        "add.rn.f32 %_e, %_e, 0f3F800000;",
+        "rcp.approx.ftz.f32 %_e, %_e;",
+        f"mul.rn.f32 %_e, {gate}, %_e;",
+        f"mul.rn.f32 {to}, {x}, %_e;",
+    ]
+
+
 def _silu_text(use: UOp, text: dict[str, str]) -> str:
     apart, src = use.arg.attr("apart"), pieces(text["src"])
     lines = []
     for i, d in enumerate(pieces(text["dst"])):
         first = i // apart * 2 * apart + i % apart
-        x, gate = src[first], src[first + apart]
-        lines += [
-            f"mul.rn.f32 %_e, {gate}, {LOG2E_NEGATED};",
-            "ex2.approx.ftz.f32 %_e, %_e;",
-            "add.rn.f32 %_e, %_e, 0f3F800000;",
-            "rcp.approx.ftz.f32 %_e, %_e;",
-            f"mul.rn.f32 %_e, {gate}, %_e;",
-            f"mul.rn.f32 {d}, {x}, %_e;",
-        ]
+        lines += _gated(src[first], src[first + apart], d)
     return scoped("f32 e", lines)
 
 
@@ -109,12 +113,7 @@ def _across_text(use: UOp, text: dict[str, str]) -> str:
             f"shfl.sync.bfly.b32 %_o, {s}, {lanes}, 31, {ALL_LANES};",
             f"selp.f32 %_g, {s}, %_o, %_p;",
             f"selp.f32 %_o, %_o, {s}, %_p;",
-            f"mul.rn.f32 %_e, %_g, {LOG2E_NEGATED};",
-            "ex2.approx.ftz.f32 %_e, %_e;",
-            "add.rn.f32 %_e, %_e, 0f3F800000;",
-            "rcp.approx.ftz.f32 %_e, %_e;",
-            "mul.rn.f32 %_e, %_g, %_e;",
-            f"mul.rn.f32 {d}, %_o, %_e;",
+            *_gated("%_o", "%_g", d),
         ]
     return scoped("f32 o g e, b32 high, pred p", lines)
 

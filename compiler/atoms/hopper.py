@@ -5,7 +5,6 @@ from __future__ import annotations
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import UOp
 
-_HOPPER = ("sm_90a",)
 _SASS = {"bf16": "wgmma bf16", "f16": "wgmma f16", "e4m3": "wgmma fp8"}
 _ACCUMULATORS = (
     Rule("N is 8..256 in steps of 8", lambda u: u.arg.attr("n") in range(8, 257, 8)),
@@ -14,12 +13,16 @@ _ACCUMULATORS = (
 
 
 def _wgmma_text(use: UOp, text: dict[str, str]) -> str:
+    """Of A in registers it need not be said whether it is transposed, of float8 neither."""
     n, dtype = use.arg.attr("n"), use.arg.attr("dtype")
-    a_major, b_major = (int(use.arg.attr(name)) for name in ("transposed_a", "transposed"))
-    k, majors = ("k32", "") if dtype == "e4m3" else ("k16", f", {a_major}, {b_major}")
+    ways, k = [use.arg.attr(name) for name in ("transposed_a", "transposed")], 16
+    a = f"{{{text['a']}}}" if ways[0] is None else text["a"]
+    if dtype == "e4m3":
+        ways, k = [], 32
+    majors = "".join(f", {int(way)}" for way in ways if way is not None)
     return (
-        f"wgmma.mma_async.sync.aligned.m64n{n}{k}.f32.{dtype}.{dtype} "
-        f"{{{text['acc']}}}, {text['a']}, {text['b']}, {text['accumulate']}, 1, 1{majors};"
+        f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.f32.{dtype}.{dtype} "
+        f"{{{text['acc']}}}, {a}, {text['b']}, {text['accumulate']}, 1, 1{majors};"
     )
 
 
@@ -45,24 +48,15 @@ instruction(
 )
 
 
-def _wgmma_registers_text(use: UOp, text: dict[str, str]) -> str:
-    n, dtype = use.arg.attr("n"), use.arg.attr("dtype")
-    return (
-        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "
-        f"{{{text['acc']}}}, {{{text['a']}}}, {text['b']}, {text['accumulate']}, 1, 1, "
-        f"{int(use.arg.attr('transposed'))};"
-    )
-
-
 instruction(
     "wgmma_registers(acc: frag rw async wgmma, a: frag*4 r async wgmma, b: desc r async wgmma, "
     "accumulate: value) warpgroup sm_90a -> mma",
-    _wgmma_registers_text,
+    _wgmma_text,
     "9.7.15.5 wgmma.mma_async; A in registers; B in shared memory, K-major or, transposed, "
     "with its rows along K",
-    sass=lambda u: ("wgmma bf16" if u.arg.attr("dtype") == "bf16" else "wgmma f16",),
+    sass=lambda u: (_SASS[u.arg.attr("dtype")],),
     defaults=(("transposed", False),),
-    rules=(*_ACCUMULATORS,),
+    rules=_ACCUMULATORS,
 )
 instruction(
     "wgmma_fence() warpgroup sm_90a orders -> fence_registers",

@@ -11,9 +11,15 @@ entries that are not below the bound.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.reductions import ALL_LANES, everywhere, pick_lane, skip_unless_any
+from ptxflow.compiler.atoms.reductions import (
+    ALL_LANES,
+    add_own,
+    pick_lane,
+    pick_range,
+    skip_unless_any,
+)
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import each, pieces, scoped, vector
+from ptxflow.compiler.atoms.threads import each, pieces, scoped
 from ptxflow.compiler.ir import UOp
 
 POSITION_BITS = 20  # of a token in its row
@@ -145,22 +151,12 @@ instruction(
 def _pick_text(use: UOp, text: dict[str, str]) -> str:
     """First the range of bins and then the bin in it, of which a lane has some."""
     attr = use.arg.attr
-    ranges, peers = attr("ranges"), attr("peers")
+    ranges = attr("ranges")
     size = (1 << attr("bits")) // ranges
     own = size // 32
-    wide = min(4, own)
-    kind, held = vector(", ".join(f"%_w{i}" for i in range(wide)))
-    space = ".shared::cluster" if peers > 1 else ".shared"
     low, high = pieces(text["bound"])
-    load = [f"@%_hit ld{space}.b32 %_w0, [%_there];", "add.u32 %_all, %_all, %_w0;"]
     lines = [
-        f"mad.lo.u32 %_at, %lane, 4, {text['bins_reg']};",
-        f"add.u32 %_at, %_at, {4 << attr('bits')};",
-        f"setp.lt.u32 %_hit, %lane, {ranges};",
-        "mov.b32 %_w0, 0;",
-        "mov.b32 %_all, 0;",
-        *everywhere(use, text["own"], load),
-        *pick_lane("%_all", text["goal"], "%_lane", "%_left"),
+        *pick_range(use, text, 4 << attr("bits"), text["goal"], "%_left"),
         f"min.u32 %_lane, %_lane, {ranges - 1};",
         f"sub.u32 %_lane, {ranges - 1}, %_lane;",
         "sub.u32 %_digit, 31, %lane;",
@@ -169,13 +165,8 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
         f"mad.lo.u32 %_at, %_digit, 4, {text['bins_reg']};",
         *(f"mov.b32 %_v{i}, 0;" for i in range(own)),
     ]
-    load = []
-    for first in range(0, own, wide):
-        load.append(f"ld{space}.{kind} {held}, [%_there+{4 * first}];")
-        load += [f"add.u32 %_v{first + i}, %_v{first + i}, %_w{i};" for i in range(wide)]
-    lines += [*everywhere(use, text["own"], load), "mov.b32 %_all, %_v0;"]
-    lines += [f"add.u32 %_all, %_all, %_v{i};" for i in range(1, own)]
     lines += [
+        *add_own(use, text, own),
         *pick_lane("%_all", "%_left", "%_lane", "%_rest"),
         "setp.eq.u32 %_hit, %_lane, %lane;",
         f"add.u32 %_digit, %_digit, {own - 1};",
@@ -200,8 +191,8 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
         f"@%_hit st.shared.v4.b32 [{text['state']}], {{%_w0, %_lane, %_rest, %_all}};",
     ]
     temps = (
-        f"b32 at there rank sum up all lane left rest digit w<{wide}> v<{own}>, b64 found bound, "
-        "pred p hit past"
+        f"b32 at there rank sum up all lane left rest digit w<{min(4, own)}> v<{own}>, "
+        "b64 found bound, pred p hit past"
     )
     return scoped(temps, lines)
 

@@ -1,15 +1,16 @@
-"""Atoms of both targets for matrices that a warp holds: ldmatrix and mma.sync, and what lanes tell
-each other.
+"""Atoms of both targets for matrices that a warp holds: ldmatrix and mma.sync, and fragments that
+lanes and warps hand to each other.
 
 Fragments are those of m16n8k16 (PTX ISA 9.7.14.5): lane l holds, of C, rows l/4 and l/4 + 8,
-columns 2(l%4) and the next; of A and B, pairs along K in a register.
+columns 2(l%4) and the next; of A and B, pairs along K in a register. In shared memory every lane
+stores or loads one, two or four registers at a place of its own.
 """
 
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes
 from ptxflow.compiler.atoms.table import instruction
-from ptxflow.compiler.atoms.threads import pieces, scoped, written
+from ptxflow.compiler.atoms.threads import pieces, scoped, vector, written
 from ptxflow.compiler.ir import UOp
 
 
@@ -128,4 +129,34 @@ instruction(
     "add.u32 {dst}, {dst}, %ra;",
     "9.7.13.10 vote.sync, 9.7.1 popc: adds the number of lanes for which a condition holds",
     defaults=(("alike", True),),
+)
+
+
+def _store_text(use: UOp, text: dict[str, str]) -> str:
+    kind, registers = vector(text["src"])
+    guard = "" if text["inside"] == "1" else f"@{text['inside']} "
+    return (
+        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};\n"
+        f"{guard}st.shared.{kind} [%ra], {registers};"
+    )
+
+
+instruction(
+    "st_shared_lanes(dst: smem w, offset inside: value, src: frag*1|2|4 r)",
+    _store_text,
+    "9.7.9.11 st of one, two or four registers, by the lanes for which a condition holds",
+)
+
+
+def _load_text(use: UOp, text: dict[str, str]) -> str:
+    kind, registers = vector(text["dst"])
+    return (
+        f"add.u32 %ra, {text['src_reg']}, {text['offset']};\nld.shared.{kind} {registers}, [%ra];"
+    )
+
+
+instruction(
+    "ld_shared_lanes(dst: frag*1|2|4 w, src: smem r, offset: value)",
+    _load_text,
+    "9.7.9.8 ld of one, two or four registers",
 )

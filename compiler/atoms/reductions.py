@@ -246,28 +246,48 @@ def pick_lane(value: str, goal: str, to: str, rest: str, total: str = "") -> lis
     ]
 
 
+def pick_range(
+    use: UOp, text: dict[str, str], behind: int, goal: str, rest: str, total: str = ""
+) -> list[str]:
+    """%_lane: the range of bins that brings the sum above the goal, see `pick_lane`; their sums lie
+    `behind` the bins by so many bytes."""
+    ranges = use.arg.attr("ranges")
+    space = ".shared::cluster" if use.arg.attr("peers") > 1 else ".shared"
+    load = [f"@%_hit ld{space}.b32 %_w0, [%_there];", "add.u32 %_all, %_all, %_w0;"]
+    return [
+        f"mad.lo.u32 %_at, %lane, 4, {text['bins_reg']};",
+        f"add.u32 %_at, %_at, {behind};",
+        f"setp.lt.u32 %_hit, %lane, {ranges};",
+        "mov.b32 %_w0, 0;",
+        "mov.b32 %_all, 0;",
+        *everywhere(use, text["own"], load),
+        *pick_lane("%_all", goal, "%_lane", rest, total),
+    ]
+
+
+def add_own(use: UOp, text: dict[str, str], own: int, copies: int = 1) -> list[str]:
+    """%_v0, ...: the lane's bins from %_at on, of all CTAs and copies; %_all: their sum."""
+    wide = min(4, own * copies)
+    kind, held = vector(", ".join(f"%_w{i}" for i in range(wide)))
+    space, load = ".shared::cluster" if use.arg.attr("peers") > 1 else ".shared", list[str]()
+    for first in range(0, own * copies, wide):
+        load.append(f"ld{space}.{kind} {held}, [%_there+{4 * first}];")
+        bins = (f"%_v{(first + i) // copies}" for i in range(wide))
+        load += [f"add.u32 {v}, {v}, %_w{i};" for i, v in enumerate(bins)]
+    more = [f"add.u32 %_all, %_all, %_v{i};" for i in range(1, own)]
+    return [*everywhere(use, text["own"], load), "mov.b32 %_all, %_v0;", *more]
+
+
 def _digit_lines(use: UOp, text: dict[str, str], own: int) -> list[str]:
     """From the lane's %_low, the lowest of its bins, and the goal %_goal: what is found.
 
     Lanes take bins from the highest on; a lane's last word is its highest bin.
     """
-    attr, copies = use.arg.attr, use.arg.attr("copies")
-    words = own * copies
-    wide = min(4, words)
-    kind, held = vector(", ".join(f"%_w{i}" for i in range(wide)))
+    copies, total = use.arg.attr("copies"), "" if use.arg.attr("ranges") else "%_total"
     lines = [f"mov.b32 %_v{i}, 0;" for i in range(own)]
     lines.append(f"mad.lo.u32 %_at, %_low, {4 * copies}, {text['bins_reg']};")
-    load = list[str]()
-    space = ".shared::cluster" if attr("peers") > 1 else ".shared"
-    for first in range(0, words, wide):
-        load.append(f"ld{space}.{kind} {held}, [%_there+{4 * first}];")
-        load += [
-            f"add.u32 %_v{(first + i) // copies}, %_v{(first + i) // copies}, %_w{i};"
-            for i in range(wide)
-        ]
-    lines += [*everywhere(use, text["own"], load), "mov.b32 %_all, %_v0;"]
-    lines += [f"add.u32 %_all, %_all, %_v{i};" for i in range(1, own)]
-    lines += pick_lane("%_all", "%_goal", "%_lane", "%_rest", "" if attr("ranges") else "%_total")
+    lines += add_own(use, text, own, copies)
+    lines += pick_lane("%_all", "%_goal", "%_lane", "%_rest", total)
     lines += ["setp.eq.u32 %_hit, %_lane, %lane;", f"add.u32 %_low, %_low, {own};"]
     lines.append("mov.pred %_past, 1;")
     for i in reversed(range(own)):  # past the bins that end before it; at the end digit and 1
@@ -293,19 +313,11 @@ def _pick_text(use: UOp, text: dict[str, str]) -> str:
     ranges, total = attr("ranges"), 1 << attr("bits")
     size = total // max(1, ranges)  # bins to choose among at last
     own = size // 32
-    space = ".shared::cluster" if attr("peers") > 1 else ".shared"
     lines = [f"mov.b32 %_goal, {text['goal']};", "sub.u32 %_low, 31, %lane;"]
     lines.append(f"mul.lo.u32 %_low, %_low, {own};")
     if ranges:
-        load = [f"@%_hit ld{space}.b32 %_w0, [%_there];", "add.u32 %_all, %_all, %_w0;"]
         lines += [
-            f"mad.lo.u32 %_at, %lane, 4, {text['bins_reg']};",
-            f"add.u32 %_at, %_at, {4 * attr('copies') * total};",
-            f"setp.lt.u32 %_hit, %lane, {ranges};",
-            "mov.b32 %_w0, 0;",
-            "mov.b32 %_all, 0;",
-            *everywhere(use, text["own"], load),
-            *pick_lane("%_all", "%_goal", "%_lane", "%_rest", "%_total"),
+            *pick_range(use, text, 4 * attr("copies") * total, "%_goal", "%_rest", "%_total"),
             "setp.ne.u32 %_p, %_lane, 32;",
             f"selp.b32 %_goal, %_rest, {0xFFFFFFFF}, %_p;",  # nothing is found again
             f"min.u32 %_lane, %_lane, {ranges - 1};",

@@ -38,8 +38,9 @@ _fold("fold_max", "max.f32", "9.7.3 max: of registers i, i + n, ... into i of n"
 _fold("fold_sum", "add.f32", "9.7.3 add: of registers i, i + n, ... into i of n")
 instruction(
     "hide(dst: frag rw, inside: value)",
-    each(f"selp.f32 {{dst}}, {{dst}}, {MINUS_INFINITY}, {{inside}};"),
-    "9.7.7 selp: minus infinity where a condition does not hold",
+    each("selp.f32 {dst}, {dst}, 0f{to:08X}, {inside};"),
+    "9.7.7 selp: minus infinity, or a number of these bits, where a condition does not hold",
+    defaults=(("to", 0xFF800000),),
 )
 
 

@@ -11,7 +11,7 @@ import ctypes
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ptxflow.compiler.device import DEVICES, Device
@@ -372,6 +372,12 @@ class GpuInfo:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "capability": list(self.capability)}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> GpuInfo:
+        """Of `to_json`, with more in it perhaps."""
+        named = {f.name: data.get(f.name) for f in fields(GpuInfo)}
+        return GpuInfo(**named | {"capability": tuple(data["capability"])})
 
 
 def gpu_info(ordinal: int = 0, driver: Driver | None = None) -> GpuInfo:

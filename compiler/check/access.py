@@ -5,7 +5,6 @@ An access is refused unless its issuer knows, in the access's proxy, every earli
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, atom
@@ -76,43 +75,37 @@ class Accesses(Contents):
                 key: tuple[Any, ...] = (Op.FRAG, name, agent.index)
             case kind:
                 key = (kind, name, cta, stage)
-        self._bounds(agent, node, operand, stage, offset)
+        self._bounds(agent, operand, stage, offset)
         across: tuple[tuple[int, int], ...] = ((0, 1),)
         if storage.op is Op.TMEM:
-            across = (self._lanes(agent, node, row, cta),)
-            self._columns(agent, node, operand, stage, offset, cta)
+            across = (self._lanes(agent, row, cta),)
+            self._columns(agent, operand, stage, offset, cta)
         elif storage.op is Op.SMEM:
             across = self._bytes(agent, node, row, operand)
         history = self._history(key, f"{name}[{stage}]")
         return [(history, (offset, offset + operand.arg, *part)) for part in across]
 
-    def _lanes(self, agent: Agent, node: UOp, row: Atom, cta: int) -> tuple[int, int]:
+    def _lanes(self, agent: Agent, row: Atom, cta: int) -> tuple[int, int]:
         """Lanes of TMEM that are touched: a load's quarter, or all."""
         memory = self.tmem[cta]
         if memory.state != "allocated":
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"tensor memory of CTA {cta} is {memory.state}",
                 "access TMEM between tcgen05.alloc and tcgen05.dealloc",
             )
         if not agent.has_address and agent.cta == cta:
-            self._refuse(agent, node, "does not know the TMEM address", "read the slot first")
+            agent.refuse("does not know the TMEM address", "read the slot first")
         if not agent.knows.generic & memory.event:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"is not ordered after {self.events[memory.event.bit_length() - 1]}, which "
                 f"allocates the tensor memory of CTA {cta}",
                 "a barrier with the allocating warp",
             )
         if not any(n == "lane" for n, _ in row.operands):
             return 0, 128
-        first = self.program.value(row.operand(node, "lane"))(agent.env) >> 16
+        first = self.program.value(row.operand(agent.node, "lane"))(agent.env) >> 16
         if first != 32 * (agent.warp % 4):
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"lanes {first}.. are out of reach of warp {agent.warp}",
                 "a warp reaches lanes 32*(warp % 4) and up",
             )
@@ -134,29 +127,21 @@ class Accesses(Contents):
         on = agent.warp % 4 * node.arg.attr("each_warp", 0)
         return tuple((low + on, high + on) for low, high in across)
 
-    def _columns(
-        self, agent: Agent, node: UOp, operand: UOp, stage: int, offset: int, cta: int
-    ) -> None:
+    def _columns(self, agent: Agent, operand: UOp, stage: int, offset: int, cta: int) -> None:
         storage = operand.src[0]
         last = self.program.plan.tmem[storage] + stage * storage.arg.size + offset + operand.arg
         if last > self.tmem[cta].columns:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"reaches column {last} of {self.tmem[cta].columns} allocated",
                 "allocate what the kernel declares",
             )
 
-    def _bounds(self, agent: Agent, node: UOp, operand: UOp, stage: int, offset: int) -> None:
+    def _bounds(self, agent: Agent, operand: UOp, stage: int, offset: int) -> None:
         buffer = operand.src[0].arg
         if stage >= buffer.stages:
-            self._refuse(
-                agent, node, f"{buffer.name} has no stage {stage}", "index modulo the stages"
-            )
+            agent.refuse(f"{buffer.name} has no stage {stage}", "index modulo the stages")
         if offset + operand.arg > buffer.size:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"{buffer.name}[{stage}] ends at {buffer.size}, not at {offset + operand.arg}",
                 "keep the access inside its stage",
             )
@@ -165,7 +150,7 @@ class Accesses(Contents):
         """The CTAs in which an access takes place."""
         use = node.arg
         if access.done == "mbar" and use.attr("mask"):
-            return self._masked(agent, node, use.attr("mask"))
+            return self._masked(agent, use.attr("mask"))
         if use.attr("everywhere") == access.operand:
             return list(range(self.info.cluster))
         if access.done == "tcgen05" and use.attr("cta_group") == 2:
@@ -174,22 +159,20 @@ class Accesses(Contents):
         if row.operand(node, access.operand).src[0].op is Op.SMEM:
             for (name, _), operand in zip(row.operands, node.src, strict=True):
                 if name == "rank":
-                    return [self.peer(agent, node, operand)]
+                    return [self.peer(agent, operand)]
         return [agent.cta]
 
-    def peer(self, agent: Agent, node: UOp, rank: UOp) -> int:
+    def peer(self, agent: Agent, rank: UOp) -> int:
         """The CTA of a rank."""
         cta = self.program.value(rank)(agent.env)
         if cta >= self.info.cluster:
-            self._refuse(agent, node, f"the cluster has no CTA {cta}", "a rank of the cluster")
+            agent.refuse(f"the cluster has no CTA {cta}", "a rank of the cluster")
         return cta
 
-    def _masked(self, agent: Agent, node: UOp, mask: int) -> list[int]:
+    def _masked(self, agent: Agent, mask: int) -> list[int]:
         """The CTAs of a multicast mask."""
         if mask >> self.info.cluster:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"mask {mask:#b} names CTAs outside the cluster of {self.info.cluster}",
                 "one bit for each rank of the cluster",
             )
@@ -247,7 +230,7 @@ class Accesses(Contents):
     def _access_private(self, agent: Agent, node: UOp, access: Access, operand: UOp) -> None:
         storage, stage, offset_node = operand.src
         offset = self.program.value(offset_node)(agent.env)
-        self._bounds(agent, node, operand, self.program.value(stage)(agent.env), offset)
+        self._bounds(agent, operand, self.program.value(stage)(agent.env), offset)
         place = agent.index, storage
         self.private[place] = self.program.moves.after(
             self.private.get(place, 0),
@@ -257,7 +240,7 @@ class Accesses(Contents):
             offset,
             access.mode == "rw" and self._accumulates(agent, node),
             self._must_be_used(Op.FRAG) and storage.arg.name not in self.program.held,
-            partial(self._refuse, agent, node),
+            agent.refuse,
         )
 
     def _pipe(self, agent: Agent, node: UOp, access: Access) -> str:
@@ -320,11 +303,9 @@ class Accesses(Contents):
         buffer = operand.src[0].arg
         key = (buffer.name, agent.cta, stage)
         if stage >= buffer.stages:
-            self._refuse(
-                agent, node, f"{buffer.name} has no stage {stage}", "index modulo the stages"
-            )
+            agent.refuse(f"{buffer.name} has no stage {stage}", "index modulo the stages")
         if key in self.barriers:
-            self._refuse(agent, node, f"{buffer.name}[{stage}] is initialised twice", "init once")
+            agent.refuse(f"{buffer.name}[{stage}] is initialised twice", "init once")
         bit = self._event(agent, node)
         agent.own[Op.MBAR, False] = agent.own.get((Op.MBAR, False), 0) | bit
         agent.knows.generic |= bit
@@ -332,9 +313,7 @@ class Accesses(Contents):
             f"{buffer.name}[{stage}]", buffer.count, buffer.count, init=bit.bit_length() - 1
         )
 
-    def _barrier(
-        self, agent: Agent, node: UOp, operand: UOp, cta: int, fenced: bool = False
-    ) -> Barrier:
+    def _barrier(self, agent: Agent, operand: UOp, cta: int, fenced: bool = False) -> Barrier:
         """The barrier that an operand names, which its user must know to be initialised.
 
         `fenced`: its user is TMA, a commit or a peer, which sees the initialisation only behind
@@ -351,9 +330,7 @@ class Accesses(Contents):
                 if found is None
                 else f"was initialised by {self.events[found.init]}, which is not ordered before"
             )
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"{name}[{stage}] of CTA {cta} {why}",
                 "mbarrier.init, fence.mbarrier_init, then a barrier of all its users",
             )

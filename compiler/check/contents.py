@@ -28,9 +28,7 @@ class Contents(Run):
                 # threads fill a tile bit by bit, through regions larger than what each one writes
                 again = history.kind is Op.SMEM and not unread.loaded and access.proxy == "generic"
                 if overlap(unread.region, region) and not again:
-                    self._refuse(
-                        agent,
-                        node,
+                    agent.refuse(
                         f"overwrites {history.name} before anyone read what "
                         f"{self.event_of(unread)} put there",
                         "consume every stage, sum and value that is produced",
@@ -46,9 +44,7 @@ class Contents(Run):
         elif access.mode == "a" or (access.mode == "rw" and self._accumulates(agent, node)):
             must = history.sums or self._must_be_used(history.kind)
             if must and any(overlap(t, region) for t in history.taken):
-                self._refuse(
-                    agent,
-                    node,
+                agent.refuse(
                     f"adds to {history.name}, which was read already",
                     "read a sum when it is complete",
                 )
@@ -60,9 +56,7 @@ class Contents(Run):
     ) -> None:
         """A sum that is begun in memory is read when something was added to it."""
         if access.mode == "r" and any(overlap(f, region) for f in history.fresh):
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"reads {history.name}, to which nothing was added since it was begun",
                 "add to it first, or read what was added to",
             )
@@ -84,9 +78,7 @@ class Contents(Run):
         for refill, regions in history.old.items():
             if refill & known and any(overlap(old, region) for old in regions):
                 began = self.events[refill.bit_length() - 1]._replace(node=history.began[refill])
-                self._refuse(
-                    agent,
-                    node,
+                agent.refuse(
                     f"reads {history.name}, of which part was read before "
                     f"{began} began to refill it, and not refilled",
                     "refill all of a stage that is read again",
@@ -99,9 +91,7 @@ class Contents(Run):
         if not any(inside(region, w) for w in history.written) and uncovered(
             region, history.written
         ):
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 messages.unwritten(self, node, access, history),
                 "wait for the data before reading it, on a barrier that expects all its bytes",
             )
@@ -114,9 +104,7 @@ class Contents(Run):
                 f"{name} at column {column}, row {row} upwards"
                 for name, column, row in sorted(sources)
             )
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"{history.name} holds parts of different tiles ({parts})",
                 "let all CTAs that share an operand work on the same tile",
             )

@@ -79,28 +79,32 @@ class Machine(Synchronisation):
 
     def _statement(self, agent: Agent, node: UOp, lanes: int) -> Steps:
         value = self.program.value
-        match node.op:
-            case Op.ATOM:
-                yield from self._atom(agent, node, atom(node.arg.atom), lanes)
-            case Op.LOOP:
-                start, stop, step = (value(s)(agent.env) for s in node.src[1:4])
-                name = node.src[0].arg[0]
-                if step < 1:
-                    raise HazardError(
-                        f"{agent.who()} at {node.site}: a loop has a step of {step}; it must be 1 "
-                        "or more"
-                    )
-                for i in range(start, stop, step):
-                    agent.env[name] = i
-                    yield from self._block(agent, body_of(node), lanes)
-            case Op.IF:
-                if value(node.src[0])(agent.env):
-                    yield from self._block(agent, body_of(node), lanes, node.arg)
-            case _:
-                raise HazardError(f"{node.op} at {node.site} is not a statement")
+        try:
+            match node.op:
+                case Op.ATOM:
+                    yield from self._atom(agent, node, atom(node.arg.atom), lanes)
+                case Op.LOOP:
+                    start, stop, step = (value(s)(agent.env) for s in node.src[1:4])
+                    name = node.src[0].arg[0]
+                    if step < 1:
+                        raise HazardError(
+                            f"{agent.who()} at {node.site}: a loop has a step of {step}; it must "
+                            "be 1 or more"
+                        )
+                    for i in range(start, stop, step):
+                        agent.env[name] = i
+                        yield from self._block(agent, body_of(node), lanes)
+                case Op.IF:
+                    if value(node.src[0])(agent.env):
+                        yield from self._block(agent, body_of(node), lanes, node.arg)
+                case _:
+                    raise HazardError(f"{node.op} at {node.site} is not a statement")
+        except ZeroDivisionError:
+            raise HazardError(f"{agent.who()} at {node.site}: divides by zero") from None
 
     def _atom(self, agent: Agent, node: UOp, row: Atom, lanes: int) -> Steps:
         self.steps += 1
+        agent.node = node
         if self.steps > _STEP_LIMIT:
             raise HazardError(f"{agent.who()} at {node.site}: the run does not end")
         if self.info.dependent:
@@ -128,9 +132,7 @@ class Machine(Synchronisation):
                 s.op is Op.GLOBAL and s.arg.name in awaited for s in places
             )
         if touches and not agent.knows.generic & self.grid_waits:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 "accesses global memory while the grids before may still run",
                 "griddepcontrol.wait before the first access of a dependent launch",
             )
@@ -139,7 +141,7 @@ class Machine(Synchronisation):
         """The mbarrier that a blocked statement waits for."""
         if atom(node.arg.atom).effect != "mbar_wait":
             return None
-        return self._barrier(agent, node, node.src[0], agent.cta)
+        return self._barrier(agent, node.src[0], agent.cta)
 
 
 def _tensor(operand: UOp) -> str:

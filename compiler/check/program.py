@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ptxflow.compiler.atoms.table import atom
 from ptxflow.compiler.check.arithmetic import Arithmetic
 from ptxflow.compiler.check.private import Moves, private_storages
 from ptxflow.compiler.check.state import Knowledge, Message
 from ptxflow.compiler.check.values import every_value
+from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.ir import Op, UOp, show, walk
 from ptxflow.compiler.lower import launch_registers, layout
 
@@ -139,6 +140,8 @@ class Agent:
     cta: int
     warp: int
     env: Env
+    trip: str  # the name of its class
+    node: UOp  # the statement that it is at
     role: str = "prologue"
     every: Knowledge = field(default_factory=Knowledge)
     one: Knowledge = field(default_factory=Knowledge)
@@ -203,6 +206,13 @@ class Agent:
         for k in (self.every, self.one):
             out |= k.generic | k.async_ | k.tensor | k.tensor_seen
         return out
+
+    def refuse(self, fact: str, fix: str, node: UOp | None = None) -> NoReturn:
+        """HazardError that names the warp's statement, or an earlier one's work that lands now."""
+        where = node or self.node
+        raise HazardError(
+            f"{show(where)} at {where.site} by {self.who()}: {fact} [{self.trip}]; fix: {fix}"
+        )
 
     def who(self) -> str:
         return f"{self.role} warp {self.warp}" + (f" of CTA {self.cta}" if self.cta >= 0 else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from ptxflow.compiler.check.arithmetic import MAX
 from ptxflow.compiler.check.program import Agent, Event, Program
@@ -16,9 +16,8 @@ from ptxflow.compiler.check.state import (
     TensorMemory,
     Unread,
 )
-from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir import Op, UOp, show
+from ptxflow.compiler.ir import Op, UOp
 
 _BAND = 8  # rows of a global tensor that share a history
 
@@ -58,6 +57,8 @@ class Run:
                     "warp": i % self.info.warps,
                     "lane": 0,
                 },
+                trip.name,
+                program.kernel,
                 registers=program.launched,
             )
             for i in range(self.info.cluster * self.info.warps)
@@ -88,8 +89,3 @@ class Run:
             history = self._history((Op.GLOBAL, name, band), name)
             out.append((history, (lo, hi, column, column + columns)))
         return out
-
-    def _refuse(self, agent: Agent, node: UOp, fact: str, fix: str) -> NoReturn:
-        raise HazardError(
-            f"{show(node)} at {node.site} by {agent.who()}: {fact} [{self.trip.name}]; fix: {fix}"
-        )

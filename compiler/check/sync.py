@@ -23,21 +23,17 @@ class Synchronisation(Accesses):
     # -- mbarriers ----------------------------------------------------------------------------
 
     def _do_mbar_wait(self, agent: Agent, node: UOp, lanes: int) -> Steps:
-        bar = self._barrier(agent, node, node.src[0], agent.cta)
+        bar = self._barrier(agent, node.src[0], agent.cta)
         parity = self.program.value(node.src[1])(agent.env)
         if parity > 1:
-            self._refuse(
-                agent, node, f"waits for parity {parity} of {bar.name}", "take the turn modulo 2"
-            )
+            agent.refuse(f"waits for parity {parity} of {bar.name}", "take the turn modulo 2")
         while (bar.phase & 1) == parity:
             yield node
         self.steps += 1
         phase = bar.phase - 1
         last = max(agent.seen.get(id(bar), -1), bar.newest(agent.known()))
         if phase - last > 1:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"{bar.name} is at phase {phase}, but the last that this warp saw, or heard of, is "
                 f"{last}: the parity bit cannot tell them apart",
                 "wait for every phase, with its own parity, or hear from who did",
@@ -64,11 +60,11 @@ class Synchronisation(Accesses):
         row = atom(node.arg.atom)
         message = agent.message(lanes)
         if not any(name == "rank" for name, _ in row.operands):
-            bar = self._barrier(agent, node, node.src[0], agent.cta)
+            bar = self._barrier(agent, node.src[0], agent.cta)
             self._arrive(agent, node, bar, lanes, message, agent.known(), node.arg.attr("bytes", 0))
             return
-        cta = self.peer(agent, node, row.operand(node, "rank"))
-        bar = self._barrier(agent, node, node.src[0], cta)
+        cta = self.peer(agent, row.operand(node, "rank"))
+        bar = self._barrier(agent, node.src[0], cta)
         handed = message.relaxed(self.handed, self.asynchronous)
         if cta != agent.cta:
             bit = self._event(agent, node)
@@ -93,19 +89,17 @@ class Synchronisation(Accesses):
         tx: int = 0,
     ) -> None:
         if bar.pending < lanes:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"{bar.name} gets more arrivals than its count: {bar.state()}",
                 "wait for the phase before arriving again, or declare the right count",
+                node,
             )
         if bar.phase and not bar.observed & seen:
             who = "nobody waited" if not bar.observed else "it does not know that anybody waited"
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"{bar.name} enters phase {bar.phase}, but {who} for phase {bar.phase - 1}",
                 "wait for each phase before arriving for the next, or hear from who waited",
+                node,
             )
         bar.arrivers[node] = bar.arrivers.get(node, 0) + lanes
         bar.message.add(message)
@@ -117,13 +111,13 @@ class Synchronisation(Accesses):
         row = atom(node.arg.atom)
         operand = row.operand(node, "bar")
         mask = node.arg.attr("mask") or 0
-        targets = self._masked(agent, node, mask) if mask else [agent.cta]
+        targets = self._masked(agent, mask) if mask else [agent.cta]
         columns, rows = node.arg.attr("box")
         size = columns * rows * node.arg.attr("element")
         for cta in targets:
             bits = agent.open.pop(f"tma {cta}").local
             leader = cta & ~1 if node.arg.attr("leader") else cta
-            bar = self._barrier(agent, node, operand, leader, fenced=True)
+            bar = self._barrier(agent, operand, leader, fenced=True)
             seen = agent.known() & self.observations  # before it was issued
             message = Message(bits | seen, bits | seen, bits | seen)
             self._later(partial(self._complete, bar, size, message))
@@ -132,7 +126,7 @@ class Synchronisation(Accesses):
         """A run of bytes into this CTA, counted on its barrier when it has landed."""
         bits = agent.open.pop(f"tma {agent.cta}").local
         operand = atom(node.arg.atom).operand(node, "bar")
-        bar = self._barrier(agent, node, operand, agent.cta, fenced=True)
+        bar = self._barrier(agent, operand, agent.cta, fenced=True)
         seen = agent.known() & self.observations
         message = Message(bits | seen, bits | seen, bits | seen)
         self._later(partial(self._complete, bar, node.arg.attr("bytes"), message))
@@ -141,9 +135,9 @@ class Synchronisation(Accesses):
         """Each lane's bytes complete on a barrier beside them; whoever waits there at cluster scope
         sees them (PTX ISA 9.7.9.12: complete_tx releases at cluster scope)."""
         row = atom(node.arg.atom)
-        cta = self.peer(agent, node, row.operand(node, "rank"))
+        cta = self.peer(agent, row.operand(node, "rank"))
         bits = agent.open.pop(f"tma {cta}").local
-        bar = self._barrier(agent, node, row.operand(node, "bar"), cta, fenced=True)
+        bar = self._barrier(agent, row.operand(node, "bar"), cta, fenced=True)
         seen = agent.known() & self.observations
         size = lanes * BYTES * row.operand(node, "src").arg
         message = Message(bits | seen, seen, seen, bits)
@@ -180,7 +174,7 @@ class Synchronisation(Accesses):
         complete = done.local | done.after | seen
         released = complete | k.tensor_released | k.tensor_seen
         mask = node.arg.attr("mask")
-        targets = self._masked(agent, node, mask) if mask else [agent.cta]
+        targets = self._masked(agent, mask) if mask else [agent.cta]
         for cta in targets:
             message = Message(complete, complete, released)
             bit = self._event(agent, node)  # the arrival, which must find the CTA there
@@ -188,7 +182,7 @@ class Synchronisation(Accesses):
             self.handed |= bit
             message.async_ |= bit
             done.after |= bit
-            bar = self._barrier(agent, node, node.src[0], cta, fenced=True)
+            bar = self._barrier(agent, node.src[0], cta, fenced=True)
             self._later(partial(self._arrive, agent, node, bar, 1, message, seen))
 
     # -- groups -------------------------------------------------------------------------------
@@ -225,7 +219,7 @@ class Synchronisation(Accesses):
         bits = agent.open.pop("copies", Group()).local
         for group in agent.groups.pop("copies", []):
             bits |= group.local
-        bar = self._barrier(agent, node, node.src[0], agent.cta)
+        bar = self._barrier(agent, node.src[0], agent.cta)
         seen = agent.known() & self.observations
         message = Message(bits | seen, seen, seen)
         self._later(partial(self._arrive, agent, node, bar, lanes, message, agent.known()))
@@ -278,20 +272,16 @@ class Synchronisation(Accesses):
 
     # -- rendezvous ---------------------------------------------------------------------------
 
-    def _meeting(self, agent: Agent, node: UOp, key: tuple[Any, ...], expected: int) -> Rendezvous:
+    def _meeting(self, agent: Agent, key: tuple[Any, ...], expected: int) -> Rendezvous:
         meeting = self.rendezvous.setdefault(key, Rendezvous(expected))
         if meeting.expected != expected:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"barrier {key[-1]} is used with {expected} warps and {meeting.expected}",
                 "name the same number of threads in every use",
             )
         if agent.index in meeting.arrived:
             earlier = meeting.arrived[agent.index]
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"arrives at barrier {key[-1]} again, before what it began at {earlier.site} is "
                 "complete",
                 "wait on the barrier, or hear from its waiters, before arriving again",
@@ -301,9 +291,7 @@ class Synchronisation(Accesses):
     def _come(self, agent: Agent, node: UOp, meeting: Rendezvous) -> int:
         """Arrive; who meets learns that the generation is complete."""
         if meeting.over and not meeting.over & agent.known():
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"may be counted with {self.events[meeting.over.bit_length() - 1]} and others, who "
                 "use the same barrier",
                 "another barrier, or hear from who met there before arriving",
@@ -316,7 +304,7 @@ class Synchronisation(Accesses):
         return mine
 
     def _meet(self, agent: Agent, node: UOp, key: tuple[Any, ...], expected: int) -> Steps:
-        meeting = self._meeting(agent, node, key, expected)
+        meeting = self._meeting(agent, key, expected)
         mine = self._come(agent, node, meeting)
         while meeting.generation == mine:
             yield node
@@ -334,14 +322,14 @@ class Synchronisation(Accesses):
     def _do_named_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
         use = node.arg
         key = (agent.cta, use.attr("id"))
-        self._come(agent, node, self._meeting(agent, node, key, use.attr("threads") // LANES))
+        self._come(agent, node, self._meeting(agent, key, use.attr("threads") // LANES))
 
     def _do_warp_sync(self, agent: Agent, node: UOp, lanes: int) -> None:
         agent.sync_lanes()
 
     def _do_cluster_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
         if agent.cluster_arrivals != agent.cluster_waits:
-            self._refuse(agent, node, "arrives twice without a wait", "pair arrive and wait")
+            agent.refuse("arrives twice without a wait", "pair arrive and wait")
         meeting = self.rendezvous.setdefault(("cluster",), Rendezvous(len(self.agents)))
         message = agent.message(LANES)
         if node.arg.attr("relaxed"):
@@ -351,9 +339,7 @@ class Synchronisation(Accesses):
 
     def _do_cluster_wait(self, agent: Agent, node: UOp, lanes: int) -> Steps:
         if agent.cluster_waits >= agent.cluster_arrivals:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 "waits for the cluster without having arrived",
                 "barrier.cluster.arrive before barrier.cluster.wait",
             )
@@ -379,9 +365,7 @@ class Synchronisation(Accesses):
         the next call waits itself."""
         waited = agent.knows.generic & self.grid_waits
         if self.info.chained is not None and not self.program.last and not waited:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 "lets the next launch begin while the grids before the call may still run",
                 "griddepcontrol.wait before it",
             )
@@ -390,9 +374,7 @@ class Synchronisation(Accesses):
         """setmaxnreg: dec gives registers to the CTA's pool, inc waits until they are there."""
         asked, up = node.arg.attr("registers"), node.arg.attr("direction") == "inc"
         if asked != agent.registers and (asked > agent.registers) != up:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"{node.arg.attr('direction')} to {asked}, but a lane has {agent.registers}",
                 "inc above and dec below what the warp has",
             )
@@ -407,18 +389,14 @@ class Synchronisation(Accesses):
     def _do_tmem_alloc(self, agent: Agent, node: UOp, lanes: int) -> None:
         memory = self.tmem[agent.cta]
         if node.arg.attr("cta_group") == 2 and not agent.cluster_waits:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 "a pair allocates before its peer is known to run",
                 "a cluster barrier before tcgen05.alloc",
             )
         if memory.state != "not allocated":
-            self._refuse(agent, node, f"tensor memory is already {memory.state}", "alloc once")
+            agent.refuse(f"tensor memory is already {memory.state}", "alloc once")
         if memory.relinquished:
-            self._refuse(
-                agent, node, "the right to allocate was given up", "alloc before relinquishing"
-            )
+            agent.refuse("the right to allocate was given up", "alloc before relinquishing")
         memory.state, memory.columns = "allocated", node.arg.attr("columns")
         memory.event = self._event(agent, node)
         agent.knows.generic |= memory.event
@@ -432,11 +410,9 @@ class Synchronisation(Accesses):
     def _do_tmem_dealloc(self, agent: Agent, node: UOp, lanes: int) -> None:
         memory = self.tmem[agent.cta]
         if memory.state != "allocated" or not agent.has_address:
-            self._refuse(agent, node, "frees tensor memory it has not", "alloc before dealloc")
+            agent.refuse("frees tensor memory it has not", "alloc before dealloc")
         if node.arg.attr("columns") != memory.columns:
-            self._refuse(
-                agent,
-                node,
+            agent.refuse(
                 f"frees {node.arg.attr('columns')} columns of {memory.columns}",
                 "free the whole allocation",
             )
@@ -444,9 +420,7 @@ class Synchronisation(Accesses):
         ctas = {agent.cta & ~1, agent.cta | 1} if pair else {agent.cta}
         for cta in ctas:
             if not agent.knows.generic & self.tmem[cta].event:
-                self._refuse(
-                    agent,
-                    node,
+                agent.refuse(
                     f"is not ordered after the allocation of CTA {cta}",
                     "a cluster barrier between the pair's alloc and dealloc",
                 )

@@ -5,7 +5,7 @@ Every result is rounded once, to nearest even; other roundings are unknown instr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -19,7 +19,7 @@ from ptxflow.compiler.emulator.formats import (
     extreme,
     fused_double,
 )
-from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.lanes import Array, Value
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.parse import Register
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -72,6 +72,17 @@ def _by_halves(line: Line, fmt: Format, step: Step) -> Step:
     return run
 
 
+def of_floats(
+    line: Line, target: Format, sources: Sequence[Format], compute: Callable[..., Array]
+) -> Step:
+    """A whole instruction on floats: `compute` is given the sources' values."""
+
+    def on_words(*words: Value) -> Array:
+        return target.words(compute(*(f.values(w) for f, w in zip(sources, words, strict=True))))
+
+    return line.result(target.width, [f.width for f in sources], on_words)
+
+
 def _add(kind: str) -> Callable[[Array, Array], Array]:
     return add_to_odd if kind in ("f16", "bf16") else np.add
 
@@ -87,13 +98,8 @@ def float_binary(line: Line) -> Step:
         "mul": np.multiply,
     }
     compute = computes[what]
-    line.count(3)
-    write, a, b = line.write(0, fmt.width), line.read(1, fmt.width), line.read(2, fmt.width)
-
-    def run(w: Warp) -> None:
-        write(w, fmt.words(_bounded(compute(fmt.values(a(w)), fmt.values(b(w))), bound)))
-
-    return _by_halves(line, fmt, run)
+    step = of_floats(line, fmt, (fmt, fmt), lambda a, b: _bounded(compute(a, b), bound))
+    return _by_halves(line, fmt, step)
 
 
 @operation(rf"fma\.rn(\.ftz)?(\.sat|\.relu)?\.{_TYPE}")
@@ -102,19 +108,33 @@ def fused(line: Line) -> Step:
     ftz, bound, kind, x2 = line.match.groups()
     fmt = _format(line, kind, x2, ftz, bound)
     add = add_for_single if kind == "f32" else add_to_odd
-    line.count(4)
-    write = line.write(0, fmt.width)
-    reads = [line.read(i, fmt.width) for i in (1, 2, 3)]
 
-    def run(w: Warp) -> None:
-        a, b, c = (fmt.values(read(w)) for read in reads)
+    def compute(a: Array, b: Array, c: Array) -> Array:
         if kind == "f64":
-            out = fused_double(a, b, c)
-        else:
-            out = add(a.astype(np.float64) * b, c.astype(np.float64))
-        write(w, fmt.words(_bounded(out, bound)))
+            return _bounded(fused_double(a, b, c), bound)
+        return _bounded(add(a.astype(np.float64) * b, c.astype(np.float64)), bound)
 
-    return _by_halves(line, fmt, run)
+    return _by_halves(line, fmt, of_floats(line, fmt, (fmt, fmt, fmt), compute))
+
+
+@operation(r"(add|sub|fma)(?:\.rn)?(\.sat)?\.f32\.(f16|bf16)")
+def mixed(line: Line) -> Step:
+    """PTX ISA 9.7.5: half precision and float32 to float32, rounded once; sm_100 and later."""
+    what, bound, kind = line.match.groups()
+    if not line.target.startswith("sm_10"):
+        raise line.refuse(f"{line.target} has no {what} of mixed precision")
+    half, single = Format(kind), Format("f32")
+
+    def sum_of(a: Array, c: Array) -> Array:
+        return _bounded(a.astype(np.float32) + (-c if what == "sub" else c), bound)
+
+    def fused_of(a: Array, b: Array, c: Array) -> Array:
+        product = a.astype(np.float64) * b
+        return _bounded(add_for_single(product, c.astype(np.float64)), bound)
+
+    if what == "fma":
+        return of_floats(line, single, (half, half, single), fused_of)
+    return of_floats(line, single, (half, single), sum_of)
 
 
 @operation(rf"(max|min)(\.ftz)?(\.NaN)?\.{_TYPE}")
@@ -124,15 +144,15 @@ def float_extreme(line: Line) -> Step:
     fmt = _format(line, kind, x2, ftz)
     if (kind == "f64" and keeps) or kind + (x2 or "") == "f32x2":
         raise line.refuse(f"there is no {what}{keeps or ''} of {kind}{x2 or ''}")
-    line.count(3)
-    write, a, b = line.write(0, fmt.width), line.read(1, fmt.width), line.read(2, fmt.width)
+    inputs = line.count(3, 4 if kind + (x2 or "") == "f32" else 3) - 1  # f32 of three: sm_100
 
-    def run(w: Warp) -> None:
-        x, y = fmt.values(a(w)), fmt.values(b(w))
-        out = extreme(what == "min", x, y)
-        write(w, fmt.words(np.where(np.isnan(x) | np.isnan(y), np.nan, out) if keeps else out))
+    def compute(x: Array, *others: Array) -> Array:
+        for y in others:
+            out = extreme(what == "min", x, y)
+            x = np.where(np.isnan(x) | np.isnan(y), np.nan, out) if keeps else out
+        return x
 
-    return run
+    return of_floats(line, fmt, [fmt] * inputs, compute)
 
 
 @operation(rf"(neg|abs)(\.ftz)?\.{_TYPE}")
@@ -142,13 +162,12 @@ def sign(line: Line) -> Step:
     fmt = _format(line, kind, x2, ftz)
     if kind + (x2 or "") == "f32x2":
         raise line.refuse(f"there is no {what} of f32x2")
-    line.count(2)
-    write, a, width = line.write(0, fmt.width), line.read(1, fmt.width), fmt.width
+    width = fmt.width
     bits = sum(1 << i for i in range(width) if (i + 1) % (width >> fmt.packed) == 0)
     rest = (1 << width) - 1 - bits
 
-    def run(w: Warp) -> None:
-        value = fmt.words(fmt.values(a(w))) if fmt.flushes else a(w)
-        write(w, value ^ bits if what == "neg" else value & rest)
+    def compute(a: Value) -> Value:
+        value = fmt.words(fmt.values(a)) if fmt.flushes else a
+        return value ^ bits if what == "neg" else value & rest
 
-    return run
+    return line.result(width, (width,), compute)

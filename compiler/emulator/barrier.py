@@ -95,9 +95,10 @@ class MBarrier:
         return self.phase & 1 != parity
 
     def __str__(self) -> str:
+        came = f"{-self.tx} bytes came that no expect_tx announced"
         return (
             f"{self.where} in phase {self.phase}: {self.pending} of {self.expected} arrivals "
-            f"and {self.tx} bytes outstanding"
+            f"and {came if self.tx < 0 else f'{self.tx} bytes outstanding'}"
         )
 
 

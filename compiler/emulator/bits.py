@@ -7,22 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.emulator.lanes import DTYPES, Array
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.warp import Step, Warp
 
 
 def elementwise(line: Line, out: int, inputs: tuple[int, ...], compute: Callable[..., Any]) -> Step:
     """`compute` on unsigned vectors of 32, one for each source operand."""
-    line.count(1 + len(inputs))
-    write = line.write(0, out)
-    reads = [line.read(i, width) for i, width in enumerate(inputs, 1)]
 
-    def run(w: Warp) -> None:
-        held = [w.vector(read(w), width) for read, width in zip(reads, inputs, strict=True)]
-        write(w, compute(*held).astype(DTYPES[out]))
+    def on_vectors(*values: Value) -> Array:
+        held = map(Warp.vector, values, inputs)
+        return np.asarray(compute(*held).astype(DTYPES[out]))
 
-    return run
+    return line.result(out, inputs, on_vectors)
 
 
 @operation(r"abs\.s(16|32|64)")
@@ -45,9 +42,9 @@ def funnel(line: Line) -> Step:
     return elementwise(line, 32, (32, 32, 32), compute)
 
 
-@operation(r"(clz)\.b(32|64)|(popc)\.b(64)")
+@operation(r"(clz|popc)\.b(32|64)")
 def count(line: Line) -> Step:
-    width, leading = int(line.match[2] or line.match[4]), line.match[1] == "clz"
+    width, leading = int(line.match[2]), line.match[1] == "clz"
 
     def compute(a: Array) -> Array:
         ones = unpacked(a)[:, ::-1]

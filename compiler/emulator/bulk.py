@@ -14,8 +14,7 @@ import numpy as np
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY, RESERVED
-from ptxflow.compiler.emulator.operands import Line, by_lane, operation
-from ptxflow.compiler.emulator.parse import Immediate
+from ptxflow.compiler.emulator.operands import Line, action, by_lane, operation
 from ptxflow.compiler.emulator.race import Shadow, masks_of
 from ptxflow.compiler.emulator.touches import Stream, issue, stream, use_barrier
 from ptxflow.compiler.emulator.values import from_bfloat16, to_bfloat16
@@ -138,24 +137,19 @@ def store(w: Warp, lane: int, new: Store, target: Bytes, updates: bool) -> None:
     w.unit(BulkGroups).open.setdefault(lane, []).append(new)
 
 
-@operation(r"cp\.async\.bulk\.commit_group")
-def commit(line: Line) -> Step:
-    def run(w: Warp) -> None:
-        groups = w.unit(BulkGroups)
-        for lane, _ in by_lane(w):
-            groups.groups.setdefault(lane, []).append(groups.open.pop(lane, []))
-            for kind in (READ, WRITE):
-                stream(w, kind, lane).clock += 1
-
-    return run
+@action(r"cp\.async\.bulk\.commit_group")
+def commit(line: Line, w: Warp) -> None:
+    groups = w.unit(BulkGroups)
+    for lane, _ in by_lane(w):
+        groups.groups.setdefault(lane, []).append(groups.open.pop(lane, []))
+        for kind in (READ, WRITE):
+            stream(w, kind, lane).clock += 1
 
 
 @operation(r"cp\.async\.bulk\.wait_group(\.read)?")
 def wait(line: Line) -> Step:
-    held = line.operand(0)
-    if not isinstance(held, Immediate):
-        raise line.refuse("the number of groups is an immediate")
-    pending, only_read = held.value, bool(line.match[1])
+    pending = line.immediate(0, "the number of groups")
+    only_read = bool(line.match[1])
 
     def run(w: Warp) -> None:
         groups = w.unit(BulkGroups)

@@ -9,17 +9,18 @@ import numpy as np
 from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.clocks import GENERIC, GLOBAL_ASYNC, SHARED_ASYNC
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.grid import Unit
 from ptxflow.compiler.emulator.lanes import LANES, lanes_in
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, UNWRITTEN
-from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
-from ptxflow.compiler.emulator.parse import Immediate, Pair, Register, Sink
+from ptxflow.compiler.emulator.operands import Line, action, by_lane, operation, per_lane, uniform
+from ptxflow.compiler.emulator.parse import Pair, Register, Sink
 from ptxflow.compiler.emulator.touches import present, stream, touch_bytes, use_barrier
 from ptxflow.compiler.emulator.warp import Step, Wait, Warp
 
 TENSOR = "tensor memory"  # stream of a warp's tcgen05.ld and st; a fence hands on what is complete
 
 
-class Order:
+class Order(Unit):
     """What tcgen05's fences order: lanes that synchronised, and accesses that were completed."""
 
     def __init__(self) -> None:
@@ -27,9 +28,6 @@ class Order:
         self.joined = 0  # the same of barriers of the CTA or the cluster
         self.used = 0  # lanes that accessed TMEM since their last fence::before_thread_sync
         self.barriers: list[MBarrier] = []  # initialised, not yet fenced
-
-    def left(self) -> str | None:
-        return None
 
 
 def joined(w: Warp) -> None:
@@ -129,10 +127,7 @@ def elect(line: Line) -> Step:
 
 @operation(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32")
 def set_registers(line: Line) -> Step:
-    held = line.operand(0)
-    if not isinstance(held, Immediate):
-        raise line.refuse("the count is an immediate")
-    count, increase = held.value, line.match[1] == "inc"
+    count, increase = line.immediate(0, "the count"), line.match[1] == "inc"
     if count % 8 or not 24 <= count <= 256:
         raise line.refuse("the count is 24..256 in steps of 8")
 
@@ -146,7 +141,7 @@ def set_registers(line: Line) -> Step:
             return None
         w.pc = w.at
         need = count - pool.held.get(w.index, pool.launch)
-        return Wait(lambda: pool.free >= need, f"{need} registers, {pool.free} are free")
+        return Wait(lambda: pool.free >= need, lambda: f"{need} registers, {pool.free} are free")
 
     return run
 
@@ -181,7 +176,9 @@ def barrier_sync(line: Line) -> Step:
         joined(w)
         if not waits or bar.generation > mine:
             return None
-        return Wait(lambda: bar.generation > mine, f"{name}: {32 * len(bar.arrived)} threads came")
+        return Wait(
+            lambda: bar.generation > mine, lambda: f"{name}: {32 * len(bar.arrived)} threads came"
+        )
 
     return run
 
@@ -222,18 +219,16 @@ def own(w: Warp, address: int) -> int:
 @operation(r"mbarrier\.init(?:\.shared(?:::cta)?)\.b64")
 def init(line: Line) -> Step:
     line.count(2)
-    address, count = line.address(0), line.read(1, 32)
 
-    def run(w: Warp) -> None:
-        for _, (at, n) in by_lane(w, address(w), count(w)):
-            offset = own(w, at)
-            if offset in w.cta.barriers:
-                where = w.cta.barriers[offset].where
-                w.cta.machine.hazard(line.ins.line, f"initialises {where} again, with no inval")
-            touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
-            w.unit(Order).barriers.append(w.cta.init_barrier(offset, n, present(w, "w")))
+    def one(w: Warp, _: int, at: int, n: int) -> None:
+        offset = own(w, at)
+        if offset in w.cta.barriers:
+            where = w.cta.barriers[offset].where
+            w.cta.machine.hazard(line.ins.line, f"initialises {where} again, with no inval")
+        touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
+        w.unit(Order).barriers.append(w.cta.init_barrier(offset, n, present(w, "w")))
 
-    return run
+    return per_lane(one, line.address(0), line.read(1, 32))
 
 
 @operation(
@@ -252,18 +247,17 @@ def arrive(line: Line) -> Step:
     address = line.address(1)
     third: Any = line.read(2, 32) if operands == 3 else (lambda w: 1)
 
-    def run(w: Warp) -> None:
-        for _, (at, n) in by_lane(w, address(w), third(w)):
-            rank, bar = at >> RANK_SHIFT, _barrier(w, line, at, remote)
-            if relaxed or (rank != w.cta.rank and not wide):
-                bar.publish(w.actor.publish_relaxed(), rank != w.cta.rank)
-            else:
-                bar.publish(w.actor.publish(), rank != w.cta.rank)
-            if expects:
-                bar.expect(n)
-            w.cta.machine.hazard(line.ins.line, bar.arrive(1 if expects else n))
+    def one(w: Warp, _: int, at: int, n: int) -> None:
+        rank, bar = at >> RANK_SHIFT, _barrier(w, line, at, remote)
+        if relaxed or (rank != w.cta.rank and not wide):
+            bar.publish(w.actor.publish_relaxed(), rank != w.cta.rank)
+        else:
+            bar.publish(w.actor.publish(), rank != w.cta.rank)
+        if expects:
+            bar.expect(n)
+        w.cta.machine.hazard(line.ins.line, bar.arrive(1 if expects else n))
 
-    return run
+    return per_lane(one, address, third)
 
 
 def _barrier(w: Warp, line: Line, at: int, remote: bool) -> MBarrier:
@@ -283,17 +277,15 @@ def change_tx(line: Line) -> Step:
     9.7.13.15.11 and .12: the semantics are relaxed)."""
     line.count(2)
     expects, remote = line.match[1] == "expect", line.match[2] == "::cluster"
-    address, count = line.address(0), line.read(1, 32)
 
-    def run(w: Warp) -> None:
-        for _, (at, n) in by_lane(w, address(w), count(w)):
-            bar = _barrier(w, line, at, remote)
-            if expects:
-                bar.expect(n)
-            else:
-                bar.complete(n)
+    def one(w: Warp, _: int, at: int, n: int) -> None:
+        bar = _barrier(w, line, at, remote)
+        if expects:
+            bar.expect(n)
+        else:
+            bar.complete(n)
 
-    return run
+    return per_lane(one, line.address(0), line.read(1, 32))
 
 
 @operation(
@@ -330,8 +322,10 @@ def try_wait(line: Line) -> Step:
         if w.asked != w.at:
             w.asked = w.at
             return None
-        what = "; ".join(f"parity {p} of {bar}" for bar, p in asked[:2])
-        return Wait(lambda: any(bar.passed(p) for bar, p in asked), what)
+        return Wait(
+            lambda: any(bar.passed(p) for bar, p in asked),
+            lambda: "; ".join(f"parity {p} of {bar}" for bar, p in asked[:2]),
+        )
 
     return run
 
@@ -345,34 +339,28 @@ def _asked(w: Warp, address: Any, parity: Any) -> list[tuple[int, tuple[int, ...
 
 @operation(r"mbarrier\.inval\.shared(?:::cta)?\.b64")
 def invalidate(line: Line) -> Step:
-    address = line.address(0)
+    def one(w: Warp, _: int, at: int) -> None:
+        offset = own(w, at)
+        bar = w.cta.barrier(offset)
+        if bar.tx:
+            raise Fault(f"{bar}: bytes are in flight")
+        touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
+        del w.cta.barriers[offset]
+        w.cta.shared.state[offset : offset + 8] = UNWRITTEN
 
-    def run(w: Warp) -> None:
-        for _, (at,) in by_lane(w, address(w)):
-            offset = own(w, at)
-            bar = w.cta.barrier(offset)
-            if bar.tx:
-                raise Fault(f"{bar}: bytes are in flight")
-            touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
-            del w.cta.barriers[offset]
-            w.cta.shared.state[offset : offset + 8] = UNWRITTEN
-
-    return run
+    return per_lane(one, line.address(0))
 
 
 # -- fences ---------------------------------------------------------------------------------------
 
 
-@operation(r"fence\.mbarrier_init\.release\.cluster")
-def fence_init(line: Line) -> Step:
-    def run(w: Warp) -> None:
-        order = w.unit(Order)
-        for bar in order.barriers:
-            bar.published = True
-        order.barriers.clear()
-        w.actor.publish_barriers()
-
-    return run
+@action(r"fence\.mbarrier_init\.release\.cluster")
+def fence_init(line: Line, w: Warp) -> None:
+    order = w.unit(Order)
+    for bar in order.barriers:
+        bar.published = True
+    order.barriers.clear()
+    w.actor.publish_barriers()
 
 
 @operation(r"fence\.proxy\.async(?:\.(shared::cta|shared::cluster|global))?")
@@ -399,34 +387,23 @@ def fence(line: Line) -> Step:
     return lambda w: w.actor.fence(scope)
 
 
-@operation(r"tcgen05\.fence::(before|after)_thread_sync")
-def fence_tensor(line: Line) -> Step:
-    before = line.match[1] == "before"
-
-    def run(w: Warp) -> None:
-        order = w.unit(Order)
-        if before:
-            order.used &= ~w.mask
-            if not order.used:
-                done = stream(w, TENSOR)
-                w.actor.completed(done.agent, done.clock)
-                done.clock += 1
-        else:
-            order.synced &= ~w.mask
-            order.joined &= ~w.mask
-
-    return run
+@action(r"tcgen05\.fence::(before|after)_thread_sync")
+def fence_tensor(line: Line, w: Warp) -> None:
+    order = w.unit(Order)
+    if line.match[1] == "before":
+        order.used &= ~w.mask
+        if not order.used:
+            done = stream(w, TENSOR)
+            w.actor.completed(done.agent, done.clock)
+            done.clock += 1
+    else:
+        order.synced &= ~w.mask
+        order.joined &= ~w.mask
 
 
-@operation(r"griddepcontrol\.(wait|launch_dependents)")
-def dependent_grids(line: Line) -> Step:
+@action(r"griddepcontrol\.(wait|launch_dependents)", operands=0)
+def dependent_grids(line: Line, w: Warp) -> None:
     """The grids before have completed, known to who waits, and nobody runs after this one."""
-    line.count(0)
-    waits = line.match[1] == "wait"
-
-    def run(w: Warp) -> None:
-        before = w.cta.machine.races.before
-        if waits and before >= 0:
-            w.actor.completed(before, 1)
-
-    return run
+    before = w.cta.machine.races.before
+    if line.match[1] == "wait" and before >= 0:
+        w.actor.completed(before, 1)

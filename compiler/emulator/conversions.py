@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ptxflow.compiler.emulator.arithmetic import of_floats
 from ptxflow.compiler.emulator.formats import Format, tensor_float
-from ptxflow.compiler.emulator.lanes import DTYPES, Array
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.scalar import floats
 from ptxflow.compiler.emulator.values import e4m3_bits, half_bits
@@ -17,48 +18,36 @@ from ptxflow.compiler.emulator.warp import Step, Warp
 @operation(r"cvt\.rn\.(bf16|f16)(x2)?\.f32")
 def convert_half(line: Line) -> Step:
     """x2: the first source goes to the upper half."""
-    bfloat16, packed = line.match[1] == "bf16", bool(line.match[2])
-    line.count(3 if packed else 2)
-    write, a = line.write(0, 32 if packed else 16), line.read(1, 32)
-    b = line.read(2, 32) if packed else None
 
-    def run(w: Warp) -> None:
-        high = half_bits(floats(a(w)), bfloat16)
-        if b is None:
-            write(w, high)
-            return
-        low = half_bits(floats(b(w)), bfloat16)
-        write(w, low.astype(np.uint32) | high.astype(np.uint32) << np.uint32(16))
+    def half(value: Value) -> Array:
+        return half_bits(floats(value), line.match[1] == "bf16")
 
-    return run
+    def both(high: Value, low: Value) -> Array:
+        return half(low).astype(np.uint32) | half(high).astype(np.uint32) << np.uint32(16)
+
+    return line.result(32, (32, 32), both) if line.match[2] else line.result(16, (32,), half)
 
 
 @operation(r"cvt\.rn\.satfinite\.e4m3x2\.f32")
 def convert_eighth(line: Line) -> Step:
     """The first source goes to the upper byte."""
-    line.count(3)
-    write, a, b = line.write(0, 16), line.read(1, 32), line.read(2, 32)
 
-    def run(w: Warp) -> None:
-        high, low = (e4m3_bits(floats(x(w))).astype(np.uint16) for x in (a, b))
-        write(w, high << np.uint16(8) | low)
+    def both(*values: Value) -> Array:
+        high, low = (e4m3_bits(floats(x)).astype(np.uint16) for x in values)
+        return high << np.uint16(8) | low
 
-    return run
+    return line.result(16, (32, 32), both)
 
 
 @operation(r"cvt\.f32\.(f16|bf16)")
 def convert_up(line: Line) -> Step:
-    line.count(2)
-    write, a, bfloat16 = line.write(0, 32), line.read(1, 16), line.match[1] == "bf16"
+    def single(value: Value) -> Array:
+        word = Warp.vector(value, 16)
+        if line.match[1] == "bf16":
+            return word.astype(np.uint32) << np.uint32(16)
+        return word.view(np.float16).astype(np.float32).view(np.uint32)
 
-    def run(w: Warp) -> None:
-        word = w.vector(a(w), 16)
-        if bfloat16:
-            write(w, word.astype(np.uint32) << np.uint32(16))
-        else:
-            write(w, word.view(np.float16).astype(np.float32).view(np.uint32))
-
-    return run
+    return line.result(32, (16,), single)
 
 
 @operation(r"cvt(\.ftz)?\.(f64)\.(f32|f16)|cvt\.rn(\.ftz)?\.(f32|f16)\.(f64)")
@@ -70,9 +59,7 @@ def convert_double(line: Line) -> Step:
         raise line.refuse("f16 and f64 take no .ftz")
     source = Format(origin, flushes=flushes and origin == "f32")
     target = Format(to, flushes=flushes and to == "f32")
-    line.count(2)
-    write, a = line.write(0, target.width), line.read(1, source.width)
-    return lambda w: write(w, target.words(source.values(a(w)).astype(np.float64)))
+    return of_floats(line, target, (source,), lambda a: a.astype(np.float64))
 
 
 @operation(r"cvt\.(rna|rn)(\.satfinite)?\.tf32\.f32")
@@ -80,9 +67,8 @@ def convert_tensor_float(line: Line) -> Step:
     """rna: ties away from zero."""
     if line.match[2]:
         raise line.refuse(".satfinite is not modelled")
-    line.count(2)
-    write, a, ties_away = line.write(0, 32), line.read(1, 32), line.match[1] == "rna"
-    return lambda w: write(w, tensor_float(w.vector(a(w), 32), ties_away))
+    ties_away = line.match[1] == "rna"
+    return line.result(32, (32,), lambda a: tensor_float(Warp.vector(a, 32), ties_away))
 
 
 _ROUND: dict[str, Callable[[Array], Array]] = {
@@ -104,9 +90,7 @@ def to_integral(line: Line) -> Step:
     if line.match[3] != line.match[4]:
         raise line.refuse("the types differ")
     source, rounding = _source(line, line.match[3], line.match[2]), _ROUND[line.match[1]]
-    line.count(2)
-    write, a = line.write(0, source.width), line.read(1, source.width)
-    return lambda w: write(w, source.words(rounding(source.values(a(w)))))
+    return of_floats(line, source, (source,), rounding)
 
 
 @operation(r"cvt\.(rzi|rni|rmi|rpi)(\.ftz)?\.([su])(16|32|64)\.(f16|f32|f64)")
@@ -114,20 +98,18 @@ def to_integer(line: Line) -> Step:
     """Saturates. NaN gives 0, but the top bit alone where a type has 64 bits."""
     source, rounding = _source(line, line.match[5], line.match[2]), _ROUND[line.match[1]]
     is_signed, width = line.match[3] == "s", int(line.match[4])
-    line.count(2)
-    write, a = line.write(0, width), line.read(1, source.width)
     low, high = (-(1 << width - 1), (1 << width - 1) - 1) if is_signed else (0, (1 << width) - 1)
     nan = 1 << width - 1 if 64 in (width, source.width) else 0
 
-    def run(w: Warp) -> None:
-        value = rounding(source.values(a(w)).astype(np.float64))
+    def compute(a: Value) -> Array:
+        value = rounding(source.values(a).astype(np.float64))
         inside = np.where((value > low) & (value < high), value, 0)
         out = inside.astype(np.int64 if is_signed else np.uint64).astype(DTYPES[width])
         for outside, end in ((value <= low, low), (value >= high, high), (np.isnan(value), nan)):
             out[outside] = end & (1 << width) - 1
-        write(w, out)
+        return out
 
-    return run
+    return line.result(width, (source.width,), compute)
 
 
 @operation(r"cvt\.rn\.(f16|f32|f64)\.([su])(16|32|64)")
@@ -135,12 +117,8 @@ def from_integer(line: Line) -> Step:
     """To f16 by way of f64: whole numbers that it does not hold are beyond f16's."""
     target, is_signed, width = Format(line.match[1]), line.match[2] == "s", int(line.match[3])
     through = np.float32 if target.kind == "f32" else np.float64
-    line.count(2)
-    write, a = line.write(0, target.width), line.read(1, width)
-
-    def run(w: Warp) -> None:
-        value = w.vector(a(w), width)
-        integer = value.view(f"i{width // 8}") if is_signed else value
-        write(w, target.words(integer.astype(through)))
-
-    return run
+    kind = f"{'i' if is_signed else 'u'}{width // 8}"
+    return line.result(
+        target.width, (width,),
+        lambda a: target.words(Warp.vector(a, width).view(kind).astype(through)),
+    )  # fmt: skip

@@ -13,8 +13,7 @@ from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array, lanes_in
 from ptxflow.compiler.emulator.memory import LANDING, READY, Buffer
 from ptxflow.compiler.emulator.moves import own_offsets
-from ptxflow.compiler.emulator.operands import Line, operation, uniform
-from ptxflow.compiler.emulator.parse import Immediate
+from ptxflow.compiler.emulator.operands import Line, action, operation, uniform
 from ptxflow.compiler.emulator.race import COPY, granules
 from ptxflow.compiler.emulator.touches import issue, stream, use_barrier
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -55,12 +54,11 @@ class CopyGroups:
 @operation(r"cp\.async\.(ca|cg)\.shared(?:::cta)?\.global(?:\.L2::\d+B)?")
 def copy(line: Line) -> Step:
     operands = line.count(3, 4)
-    size = line.operand(2)
-    if not isinstance(size, Immediate) or size.value not in (4, 8, 16):
+    count = line.immediate(2, "the size")
+    if count not in (4, 8, 16):
         raise line.refuse("copies 4, 8 or 16 bytes")
-    if line.match[1] == "cg" and size.value != 16:
+    if line.match[1] == "cg" and count != 16:
         raise line.refuse(".cg copies 16 bytes")
-    count = size.value
     target, source = line.address(0), line.address(1)
     kept = line.read(3, 32) if operands == 4 else (lambda w: count)
 
@@ -94,22 +92,14 @@ def copy(line: Line) -> Step:
     return run
 
 
-@operation(r"cp\.async\.commit_group")
-def commit(line: Line) -> Step:
-    def run(w: Warp) -> None:
-        w.unit(CopyGroups).commit(w)
-
-    return run
+@action(r"cp\.async\.commit_group")
+def commit(line: Line, w: Warp) -> None:
+    w.unit(CopyGroups).commit(w)
 
 
 @operation(r"cp\.async\.wait_(group|all)")
 def wait(line: Line) -> Step:
-    pending = 0
-    if line.match[1] == "group":
-        held = line.operand(0)
-        if not isinstance(held, Immediate):
-            raise line.refuse("the number of groups is an immediate")
-        pending = held.value
+    pending = line.immediate(0, "the number of groups") if line.match[1] == "group" else 0
 
     def run(w: Warp) -> None:
         groups = w.unit(CopyGroups)

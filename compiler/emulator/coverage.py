@@ -1,4 +1,4 @@
-"""What a run executed of a kernel's text: instructions, outcomes, trips, digits.
+"""What a run executed of a kernel's text: instructions, outcomes, trips, digits, boundaries.
 
 Kernels that differ in numbers alone have the same instructions at the same places, so that what
 runs of one covered counts for the other: see `skeleton`.
@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ptxflow.compiler.emulator.boundaries import Boundaries
 from ptxflow.compiler.emulator.lanes import Value, lanes_in
 from ptxflow.compiler.emulator.parse import Immediate, Instruction, Register
 
@@ -20,6 +21,16 @@ TRUE, FALSE, BOTH = 1, 2, 3
 MOST_TRIPS = 64  # different counts of a loop's trips that are remembered
 _DIGIT = re.compile(r"(shr|div|rem|bfe|mul\.hi)\.\w*(32|64)")
 _MASK = re.compile(r"and\.b(32|64)")
+#: what may not be covered, by the kind of gap
+OPEN = {
+    "instruction": "is never executed",
+    "true": "its predicate never holds",
+    "false": "its predicate always holds",
+    "digit": "is {} always",
+    "trips": "takes {} trips always",
+    "last": "its index is never the last below the bound: {} at the nearest",
+    "bound": "its index is never the bound: {} from it at the nearest",
+}
 BRANCHES = ("bra", "ret", "exit")
 _NUMBER = re.compile(r"(?<![\w%.$])-?(0x[0-9A-Fa-f]+|0f[0-9A-Fa-f]{8}|\d+)\b")
 
@@ -47,7 +58,9 @@ def skeleton(ptx: str) -> str:
 class Gap:
     """Something of a kernel that no run covered. `index` is the instruction's; `kind` is one of
     `instruction` (never executed), `true`, `false` (an outcome of its predicate), `digit` (an index
-    part that always was `value`), `trips` (a loop that always took `value` trips)."""
+    part that always was `value`), `trips` (a loop that always took `value` trips), `last`, `bound`
+    (an index that never was the last one below its bound, or never the bound; the nearest was
+    `value` from it)."""
 
     entry: str
     index: int
@@ -61,13 +74,7 @@ class Gap:
         return self.entry, self.index, self.kind
 
     def __str__(self) -> str:
-        what = {
-            "instruction": "is never executed",
-            "true": "its predicate never holds",
-            "false": "its predicate always holds",
-            "digit": f"is {self.value} always",
-            "trips": f"takes {self.value} trips always",
-        }[self.kind]
+        what = OPEN[self.kind].format(self.value)
         return f"{self.entry} line {self.line}: `{self.text}` {what}"
 
 
@@ -82,10 +89,12 @@ class Coverage:
     digits: dict[int, tuple[int, int] | None] = field(default_factory=dict)
     trips: dict[int, set[int]] = field(default_factory=dict)
     fixed: frozenset[int] = frozenset()  # predicates and branches that numbers or waits decide
+    boundaries: Boundaries = field(default_factory=Boundaries)
 
     @staticmethod
     def of(code: Sequence[Instruction]) -> Coverage:
-        return Coverage(code, [0] * len(code), fixed=frozenset(_fixed(code)))
+        fixed = frozenset(_fixed(code))
+        return Coverage(code, [0] * len(code), fixed=fixed, boundaries=Boundaries.of(code, fixed))
 
     # -- watching -----------------------------------------------------------------------------
 
@@ -180,6 +189,12 @@ class Coverage:
             self.digits[i] = found or mine
         for i, counts in other.trips.items():
             self.trips.setdefault(i, set()).update(counts)
+        self.boundaries.add(other.boundaries)
+
+    @property
+    def items(self) -> int:
+        """Of all that can be covered."""
+        return sum(map(len, (self.hits, self.outcomes, self.digits, *[self.boundaries.met] * 2)))
 
     def executed(self, index: int) -> bool:
         """Whether some lane executed it: a guard that never held lets none."""
@@ -200,6 +215,11 @@ class Coverage:
             bits = self.outcomes.get(i, BOTH)
             if bits != BOTH and i not in self.fixed:
                 yield gap("true" if not bits & TRUE else "false")
+            elif met := self.boundaries.met.get(i):
+                if met.below != -1:
+                    yield gap("last", str(met.below))
+                if met.above != 0:
+                    yield gap("bound", str(met.above))
             digit = self.digits.get(i)
             if digit and digit[0] == digit[1]:
                 yield gap("digit", str(digit[0]))

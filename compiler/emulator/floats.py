@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ptxflow.compiler.emulator.arithmetic import of_floats
 from ptxflow.compiler.emulator.formats import Format
 from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.operands import Line, operation
@@ -30,23 +31,16 @@ _APPROXIMATE: dict[str, Callable[[Array], Array]] = {
 @operation(r"(ex2|lg2|rcp|rsqrt|sqrt|tanh|sin|cos)\.(?:approx|rn)(\.ftz)?\.f32")
 def approximate(line: Line) -> Step:
     compute, held = _APPROXIMATE[line.match[1]], Format("f32", flushes=bool(line.match[2]))
-    line.count(2)
-    write, a = line.write(0, 32), line.read(1, 32)
-    return lambda w: write(w, held.words(compute(held.values(a(w)).astype(np.float64))))
+    return of_floats(line, held, (held,), lambda a: compute(a.astype(np.float64)))
 
 
 @operation(r"(rcp|sqrt)\.rn\.f64")
 def root(line: Line) -> Step:
-    compute = _APPROXIMATE[line.match[1]]
-    line.count(2)
-    write, a = line.write(0, 64), line.read(1, 64)
-    return lambda w: write(w, DOUBLE.words(compute(DOUBLE.values(a(w)))))
+    return of_floats(line, DOUBLE, (DOUBLE,), _APPROXIMATE[line.match[1]])
 
 
 @operation(r"div\.(?:full|approx|rn)(\.ftz)?\.f32|div\.rn\.f64")
 def divide(line: Line) -> Step:
     wide = line.ins.opcode.endswith("f64")
     held = DOUBLE if wide else Format("f32", flushes=bool(line.match[1]))
-    line.count(3)
-    write, a, b = line.write(0, held.width), line.read(1, held.width), line.read(2, held.width)
-    return lambda w: write(w, held.words(held.values(a(w)) / held.values(b(w))))
+    return of_floats(line, held, (held, held), np.divide)

@@ -30,6 +30,7 @@ class Unit(Protocol):
 
     def left(self) -> str | None:
         """What is unfinished when its owner exits."""
+        return None
 
 
 U = TypeVar("U")
@@ -160,6 +161,7 @@ class Grid:
     cluster_size: int
     block: tuple[int, int, int]  # threads
     shared_bytes: int
+    local_bytes: int  # a thread
     launch_registers: int  # a thread
     ctas: list[Cta]
     landings: list[Landing]

@@ -58,6 +58,7 @@ class Machine(Grid):
         super().__init__(program.module, launch, tensors)
         self.block = block or (launch.block, 1, 1)
         self.program, self.coverage = program, program.coverage
+        self.local_bytes = program.local_bytes
         x, y, z = (evaluate(side, axes) for side in launch.grid)
         self.grid = (x if grid is None else grid, y, z)
         self.cluster_size = math.prod(launch.cluster)

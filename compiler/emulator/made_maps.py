@@ -10,12 +10,9 @@ import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array
-from ptxflow.compiler.emulator.memory import SHARED_BASE
-from ptxflow.compiler.emulator.moves import own_offsets, write_shared
-from ptxflow.compiler.emulator.operands import Line, by_lane, operation, uniform
-from ptxflow.compiler.emulator.parse import Immediate
+from ptxflow.compiler.emulator.moves import read, write
+from ptxflow.compiler.emulator.operands import Line, operation, per_lane, uniform
 from ptxflow.compiler.emulator.tensormap import TensorMap, mapped
-from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.warp import Step, Warp
 
 BYTES = 128
@@ -43,30 +40,23 @@ def replace(line: Line) -> Step:
         raise line.refuse(f"{name} takes {64 if size == 8 else 32} bits")
     line.count(2 + several)
     if several:
-        place = line.operand(1)
-        if not isinstance(place, Immediate) or place.value >= held.shape[0]:
+        place = line.immediate(1, "the place")
+        if place >= held.shape[0]:
             raise line.refuse(f"{name} has places 0 to {held.shape[0] - 1}")
-        first += place.value * size
-    if name in CHOICES and not isinstance(line.operand(1), Immediate):
-        raise line.refuse(f"{name} takes a number")
+        first += place * size
+    if name in CHOICES:
+        line.immediate(1, name)
     address, value = line.address(0), line.read(1 + several, width)
 
-    def run(w: Warp) -> None:
-        for lane, (at, new) in by_lane(w, address(w), value(w)):
-            if at % BYTES:
-                raise Fault(f"a tensor map at 0x{at:X}, which is not a multiple of {BYTES}")
-            octets = np.frombuffer(new.to_bytes(8, "little"), np.uint8)[None, :size]
-            where = at + first + np.arange(size)[None, :]
-            lanes = np.array([lane])
-            if space == "shared::cta" or (not space and at >> 32 == SHARED_BASE >> 32):
-                offsets = own_offsets(w, where & 0xFFFFFFFF)
-                write_shared(w, line.ins.line, offsets, octets, 1, lanes)
-            else:
-                words, index = w.cta.machine.memory.words(where, 1)
-                words[index] = octets
-                touch_words(w, where, 1, "w", lanes)
+    def one(w: Warp, lane: int, at: int, new: int) -> None:
+        if at % BYTES:
+            raise Fault(f"a tensor map at 0x{at:X}, which is not a multiple of {BYTES}")
+        octets = np.frombuffer(new.to_bytes(8, "little"), np.uint8)[None, :size]
+        where = at + first + np.arange(size)[None, :]
+        lanes = np.array([lane])
+        write(w, line.ins.line, space, where, octets, 1, lanes)
 
-    return run
+    return per_lane(one, address, value)
 
 
 @operation(
@@ -80,13 +70,9 @@ def copy(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         each = np.arange(BYTES)[None, :]
-        source = own_offsets(w, uniform(w, origin(w), "the source") + each)
+        octets = read(w, "shared", uniform(w, origin(w), "the source") + each, 1)
         target = uniform(w, to(w), "the target") + each
-        octets = w.cta.shared.load(source, 1)
-        touch(w, w.cta.shared.shadow, source[:, 0], BYTES, "r")
-        words, index = w.cta.machine.memory.words(target, 1)
-        words[index] = octets
-        touch_words(w, target, 1, "w")
+        write(w, line.ins.line, "global", target, octets, 1)
 
     return run
 
@@ -99,17 +85,15 @@ def fence(line: Line) -> Step:
     address = line.address(0)
     _size(line, 1)
 
-    def run(w: Warp) -> None:
-        for _, (at,) in by_lane(w, address(w)):
-            w.cta.machine.acquired[w.cta.index, at] = _octets(w, at).tobytes()
+    def one(w: Warp, _: int, at: int) -> None:
+        w.cta.machine.acquired[w.cta.index, at] = _octets(w, at).tobytes()
 
-    return run
+    return per_lane(one, address)
 
 
 def _size(line: Line, index: int) -> None:
     line.count(index + 1)
-    size = line.operand(index)
-    if not isinstance(size, Immediate) or size.value != BYTES:
+    if line.immediate(index, "the size") != BYTES:
         raise line.refuse(f"a tensor map has {BYTES} bytes")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ptxflow.compiler.emulator import local
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.grid import Cta
 from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, lanes_in
@@ -100,6 +101,47 @@ def own_offsets(w: Warp, at: Array) -> Array:
     return at & OFFSET_MASK
 
 
+def _in_cluster(space: str | None, at: Array) -> bool:
+    return space == "shared::cluster" or (not space and at.flat[0] >> 32 == SHARED_BASE >> 32)
+
+
+def read(w: Warp, space: str | None, at: Array, size: int, lanes: Array | None = None) -> Array:
+    """A generic read of words of `size` bytes at addresses [n, count], in the space if one is said;
+    row by row by these lanes, else by all."""
+    if space == "local" and lanes is not None:
+        return local.read(w, at, size, lanes)
+    if _in_cluster(space, at):
+        return _load_cluster(w, at & 0xFFFFFFFF, size, lanes)
+    if space in ("global", None):
+        words, index = w.cta.machine.memory.words(at, size)
+        touch_words(w, at, size, "r", lanes)
+        return np.asarray(words[index])
+    offsets = own_offsets(w, at)
+    got = w.cta.shared.load(offsets, size)
+    touch(w, w.cta.shared.shadow, offsets[:, 0], at.shape[1] * size, "r", lanes)
+    return got
+
+
+def write(
+    w: Warp, line: int, space: str | None, at: Array, data: Array, size: int,
+    lanes: Array | None = None,
+) -> None:  # fmt: skip
+    """A generic write of words [n, count], as `read`."""
+    if space == "local" and lanes is not None:
+        local.write(w, at, data, size, lanes)
+    elif _in_cluster(space, at):
+        _store_cluster(w, line, at & 0xFFFFFFFF, data, size, lanes)
+    elif space in ("global", None):
+        words, index = w.cta.machine.memory.words(at, size)
+        same_value(w, at, data)
+        mode = "s" if (words[index] == data).all() else "w"
+        words[index] = data
+        touch_words(w, at, size, mode, lanes)
+    else:
+        write_shared(w, line, own_offsets(w, at), data, size, lanes)
+
+
+@operation(r"ld\.(local)(?:\.v([24]))?\.([busf])(8|16|32|64)")
 @operation(
     rf"ld(?:\.(shared|shared::cta|shared::cluster|global))?(?:\.nc)?{_HINT}(?:\.L2::\d+B)?"
     r"(?:\.v([248]))?\.([busf])(8|16|32|64)"
@@ -116,16 +158,7 @@ def load(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         lanes, at = addresses(w, address(w), count, size)
-        if space == "shared::cluster" or (not space and at.flat[0] >> 32 == SHARED_BASE >> 32):
-            got = _load_cluster(w, at & 0xFFFFFFFF, size, lanes)
-        elif space in ("global", None):
-            words, index = w.cta.machine.memory.words(at, size)
-            got = words[index]
-            touch_words(w, at, size, "r", lanes)
-        else:
-            offsets = own_offsets(w, at)
-            got = w.cta.shared.load(offsets, size)
-            touch(w, w.cta.shared.shadow, offsets[:, 0], count * size, "r", lanes)
+        got = read(w, space, at, size, lanes)
         if signed:
             got = got.view(f"i{size}").astype(f"i{to // 8}").view(DTYPES[to])
         if (got == got[0]).all():
@@ -140,7 +173,7 @@ def load(line: Line) -> Step:
     return run
 
 
-def _load_cluster(w: Warp, at: Array, size: int, lanes: Array) -> Array:
+def _load_cluster(w: Warp, at: Array, size: int, lanes: Array | None) -> Array:
     """Reads of shared memory of any CTA of the cluster."""
     out = np.zeros(at.shape, f"u{size}")
     for rank in np.unique(at >> RANK_SHIFT).tolist():
@@ -148,10 +181,11 @@ def _load_cluster(w: Warp, at: Array, size: int, lanes: Array) -> Array:
         shared = w.cta.machine.peer(rank).shared
         offsets = at[here] & OFFSET_MASK
         out[here] = shared.load(offsets, size)
-        touch(w, shared.shadow, offsets[:, 0], offsets.shape[1] * size, "r", lanes[here])
+        touch(w, shared.shadow, offsets[:, 0], offsets.shape[1] * size, "r", _some(lanes, here))
     return out
 
 
+@operation(r"st\.(local)(?:\.v([24]))?\.[busf](8|16|32|64)")
 @operation(
     rf"st(?:\.(shared|shared::cta|shared::cluster|global))?{_HINT}"
     r"(?:\.v([248]))?\.[busf](8|16|32|64)"
@@ -166,29 +200,24 @@ def store(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         lanes, at = addresses(w, address(w), count, size)
-        data = columns(w, values, lanes)
-        if space == "shared::cluster" or (not space and at.flat[0] >> 32 == SHARED_BASE >> 32):
-            _store_cluster(w, line.ins.line, at & 0xFFFFFFFF, data, size, lanes)
-        elif space in ("global", None):
-            words, index = w.cta.machine.memory.words(at, size)
-            same_value(w, at, data)
-            mode = "s" if (words[index] == data).all() else "w"
-            words[index] = data
-            touch_words(w, at, size, mode, lanes)
-        else:
-            write_shared(w, line.ins.line, own_offsets(w, at), data, size, lanes)
+        write(w, line.ins.line, space, at, columns(w, values, lanes), size, lanes)
 
     return run
 
 
-def _store_cluster(w: Warp, line: int, at: Array, data: Array, size: int, lanes: Array) -> None:
+def _some(lanes: Array | None, here: Array) -> Array | None:
+    return None if lanes is None else lanes[here]
+
+
+def _store_cluster(
+    w: Warp, line: int, at: Array, data: Array, size: int, lanes: Array | None
+) -> None:
     """Writes into shared memory of any CTA of the cluster."""
     ranks = (at >> RANK_SHIFT)[:, 0]
     for rank in np.unique(ranks).tolist():
         here = ranks == rank
-        write_shared(
-            w, line, at[here] & OFFSET_MASK, data[here], size, lanes[here], w.cta.machine.peer(rank)
-        )
+        owner = w.cta.machine.peer(rank)
+        write_shared(w, line, at[here] & OFFSET_MASK, data[here], size, _some(lanes, here), owner)
 
 
 def columns(w: Warp, values: list[Read], lanes: Array) -> Array:

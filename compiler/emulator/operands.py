@@ -7,7 +7,7 @@ modelled is an unknown instruction and not a silent one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,6 +115,27 @@ class Line:
         slot = held.slot
         return lambda w, value: w.put(slot, value)
 
+    def result(self, width: int, sources: Sequence[int], compute: Callable[..., Value]) -> Step:
+        """A whole instruction: its target, of so many bits, is what `compute` makes of its sources,
+        of so many bits each: numbers or vectors of 32."""
+        self.count(1 + len(sources))
+        write = self.write(0, width)
+        reads = [self.read(i, bits) for i, bits in enumerate(sources, 1)]
+        if len(reads) == 1:
+            only = reads[0]
+            return lambda w: write(w, compute(only(w)))
+        if len(reads) == 2:
+            a, b = reads
+            return lambda w: write(w, compute(a(w), b(w)))
+        return lambda w: write(w, compute(*(read(w) for read in reads)))
+
+    def immediate(self, index: int, what: str) -> int:
+        """The value of an operand that must be an immediate: `what` it is."""
+        held = self.operand(index)
+        if not isinstance(held, Immediate):
+            raise self.refuse(f"{what} is an immediate")
+        return held.value
+
     def register(self, operand: Operand, width: int) -> Register:
         if not isinstance(operand, Register):
             raise self.refuse(f"{operand} is not a register")
@@ -188,6 +209,23 @@ def operation(pattern: str) -> Callable[[Builder], Builder]:
     return register
 
 
+def action(
+    pattern: str, operands: int | None = None
+) -> Callable[[Callable[[Line, Warp], None]], Callable[[Line, Warp], None]]:
+    """Register what a warp does at the opcodes that match; with so many operands, if it is said."""
+
+    def register(do: Callable[[Line, Warp], None]) -> Callable[[Line, Warp], None]:
+        def builder(line: Line) -> Step:
+            if operands is not None:
+                line.count(operands)
+            return lambda w: do(line, w)
+
+        _TABLE.append((re.compile(pattern), builder))
+        return do
+
+    return register
+
+
 def build(index: int, ins: Instruction, program: Program) -> Step:
     """The step of an instruction, under its guard; unknown ones raise PtxSyntaxError."""
     for pattern, builder in _TABLE:
@@ -195,6 +233,8 @@ def build(index: int, ins: Instruction, program: Program) -> Step:
         if match:
             line = Line(ins, match, program, index)
             step = program.coverage.watch(index, ins, builder(line))
+            code, boundaries = program.module.code, program.coverage.boundaries
+            step = boundaries.watch(index, code, step, line.reader)
             if ins.guard is None or ins.opcode.split(".")[0] in BRANCHES:
                 return step
             return guarded(step, line.guard())
@@ -230,6 +270,17 @@ def by_lane(w: Warp, *values: Value) -> list[tuple[int, tuple[int, ...]]]:
         row = (int(v[lane]) if v.__class__ is np.ndarray else int(v) for v in values)
         out.append((lane, tuple(row)))
     return out
+
+
+def per_lane(action: Callable[..., None], *reads: Read) -> Step:
+    """`action` of the warp, a lane, and the lane's integers of what is read, for every active one,
+    in their order."""
+
+    def run(w: Warp) -> None:
+        for lane, values in by_lane(w, *(read(w) for read in reads)):
+            action(w, lane, *values)
+
+    return run
 
 
 def uniform(w: Warp, value: Value, what: str) -> int:

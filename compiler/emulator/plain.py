@@ -11,7 +11,7 @@ from ptxflow.compiler.emulator import bulk
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT
-from ptxflow.compiler.emulator.operands import Line, by_lane, operation
+from ptxflow.compiler.emulator.operands import Line, operation, per_lane
 from ptxflow.compiler.emulator.warp import Step, Warp
 
 _REDUCE = r"\.(add|min|max|inc|dec|and|or|xor)(?:\.noftz)?\.([usbf]\d\d|bf16)"
@@ -52,15 +52,13 @@ def load(line: Line) -> Step:
     count = line.read(2, 32)
     mask = line.read(4, 16) if multicast else (lambda w: 0)
 
-    def run(w: Warp) -> None:
-        asked = (target(w), source(w), count(w), barrier(w), mask(w))
-        for _, (at, origin, size, bar, targets) in by_lane(w, *asked):
-            view, reads = _global(w, origin, size)
-            chunks = run_of(at & OFFSET_MASK, size)
-            new = bulk.Load(at, chunks, size, reads, view.copy)
-            bulk.load(w, line.ins.line, new, bar, bulk.ranks_of(w, at, targets, multicast))
+    def one(w: Warp, _: int, at: int, origin: int, size: int, bar: int, targets: int) -> None:
+        view, reads = _global(w, origin, size)
+        chunks = run_of(at & OFFSET_MASK, size)
+        new = bulk.Load(at, chunks, size, reads, view.copy)
+        bulk.load(w, line.ins.line, new, bar, bulk.ranks_of(w, at, targets, multicast))
 
-    return run
+    return per_lane(one, target, source, count, barrier, mask)
 
 
 @operation(
@@ -77,22 +75,17 @@ def copy_to_peer(line: Line) -> Step:
         _operation(line, how, kind)
         if kind not in ("u32", "s32", "u64", "b32", "b64"):
             raise line.refuse("reduces integers in shared memory")
-    target, source, count, barrier = (
-        line.address(0), line.address(1), line.read(2, 32), line.address(3)
-    )  # fmt: skip
     combine = partial(bulk.reduced, how, kind) if how else None
 
-    def run(w: Warp) -> None:
-        asked = (target(w), source(w), count(w), barrier(w))
-        for _, (at, origin, size, bar) in by_lane(w, *asked):
-            chunks, own = run_of(at & OFFSET_MASK, size), _own(w, origin, size)
-            shared = w.cta.shared
-            new = bulk.Load(
-                at, chunks, size, (shared.shadow, own, None), partial(shared.ready, own), combine
-            )
-            bulk.load(w, line.ins.line, new, bar, [at >> RANK_SHIFT])
+    def one(w: Warp, _: int, at: int, origin: int, size: int, bar: int) -> None:
+        chunks, own = run_of(at & OFFSET_MASK, size), _own(w, origin, size)
+        shared = w.cta.shared
+        new = bulk.Load(
+            at, chunks, size, (shared.shadow, own, None), partial(shared.ready, own), combine
+        )
+        bulk.load(w, line.ins.line, new, bar, [at >> RANK_SHIFT])
 
-    return run
+    return per_lane(one, line.address(0), line.address(1), line.read(2, 32), line.address(3))
 
 
 def _own(w: Warp, at: int, size: int) -> Array:
@@ -113,30 +106,26 @@ def store(line: Line) -> Step:
         raise line.refuse("a reduction names its operation and type, a copy does not")
     if how:
         _operation(line, how, kind)
-    target, source, count = line.address(0), line.address(1), line.read(2, 32)
 
-    def run(w: Warp) -> None:
-        for lane, (to, at, size) in by_lane(w, target(w), source(w), count(w)):
-            view, writes = _global(w, to, size)
-            chunks = _own(w, at, size)
+    def one(w: Warp, lane: int, to: int, at: int, size: int) -> None:
+        view, writes = _global(w, to, size)
+        chunks = _own(w, at, size)
 
-            def sink(data: Array, view: Array = view) -> None:
-                view[:] = bulk.reduced(how, kind, view, data) if how else data
+        def sink(data: Array, view: Array = view) -> None:
+            view[:] = bulk.reduced(how, kind, view, data) if how else data
 
-            new = bulk.Store(line.ins.line, chunks, np.ones((len(chunks), 16), np.bool_), sink)
-            bulk.store(w, lane, new, writes, bool(how))
+        new = bulk.Store(line.ins.line, chunks, np.ones((len(chunks), 16), np.bool_), sink)
+        bulk.store(w, lane, new, writes, bool(how))
 
-    return run
+    return per_lane(one, line.address(0), line.address(1), line.read(2, 32))
 
 
 @operation(rf"cp\.async\.bulk\.prefetch\.L2\.global{_HINT}")
 def prefetch(line: Line) -> Step:
     """Bounds and alignment only."""
     line.count(2 + bool(line.match[1]))
-    address, count = line.address(0), line.read(1, 32)
 
-    def run(w: Warp) -> None:
-        for _, (at, size) in by_lane(w, address(w), count(w)):
-            _global(w, at, size)
+    def one(w: Warp, _: int, at: int, size: int) -> None:
+        _global(w, at, size)
 
-    return run
+    return per_lane(one, line.address(0), line.read(1, 32))

@@ -190,10 +190,12 @@ class Races:
         lanes: Lanes | None,
     ) -> int:
         """Check against one history; the number of the history that follows."""
+        key = (history, mask, access)
         mode = access.mode
+        alike = mode if mode in "ra" else ""  # reads, and atomics, do not conflict
         for entry, touched in self.histories[history]:
-            common = touched & mask
-            if common and conflict(entry.mode, mode):
+            if touched & mask and entry.mode != alike:
+                common = touched & mask
                 lacks = self._lacks(entry, access, clocks, granule, common, lanes)
                 if lacks:
                     if access.mode == "s" and entry.mode in "ws":
@@ -203,7 +205,6 @@ class Races:
                     self._report(where, entry, access, lacks)
         if shadow.blank:
             self._written(shadow, history, mask, access, granule)
-        key = (history, mask, access)
         new = self.steps.get(key)
         if new is None:
             entries = after(self.histories[history], access, mask)
@@ -285,24 +286,20 @@ class Races:
         self.note(self.found.setdefault(key, text))
 
 
-def conflict(old: str, new: str) -> bool:
-    return not (old == new and old in "ra")
-
-
 def after(history: tuple[Entry, ...], access: Access, mask: int) -> tuple[Entry, ...]:
     """The accesses that later ones must come after: a write supersedes what it covers."""
     kept, agent, mode, lane = [], access.agent, access.mode, access.lane
+    stores = mode in "ws"
     for entry in history:
         old, touched = entry
         if old is access:
             mask |= touched
-            continue
-        same = old.agent == agent and old.mode == mode and old.lane == lane
-        if touched & mask and (mode in "ws" or same):
-            touched &= ~mask
-            entry = old, touched
-        if touched:
+        elif not touched & mask or not (
+            stores or (old.agent == agent and old.mode == mode and old.lane == lane)
+        ):
             kept.append(entry)
+        elif left := touched & ~mask:
+            kept.append((old, left))
     return (*kept[-READERS:], (access, mask))
 
 

@@ -6,6 +6,7 @@ modulo 2^width.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, Value
-from ptxflow.compiler.emulator.operands import MASKS, Line, operation
+from ptxflow.compiler.emulator.operands import MASKS, Line, negate, operation
 from ptxflow.compiler.emulator.parse import Register, Sink, Vector
 from ptxflow.compiler.emulator.warp import Step, Warp
 
@@ -46,77 +47,40 @@ def floats(value: Value) -> Array:
     return np.full(LANES, value, np.uint32).view(np.float32)
 
 
+_TWO: dict[str, Two] = {
+    "add": operator.add, "sub": operator.sub, "mul.lo": operator.mul,
+    "and": operator.and_, "or": operator.or_, "xor": operator.xor,
+}  # fmt: skip
+
+
 def _binary(line: Line, width: int, compute: Two, second: int = 0) -> Step:
-    line.count(3)
-    write, a = line.write(0, width), line.read(1, width)
-    b, mask = line.read(2, second or width), MASKS[width]
-
-    def run(w: Warp) -> None:
-        write(w, compute(a(w), b(w)) & mask)
-
-    return run
+    mask = MASKS[width]
+    return line.result(width, (width, second or width), lambda a, b: compute(a, b) & mask)
 
 
-@operation(r"(add|sub)\.[us](16|32|64)")
-def add(line: Line) -> Step:
-    if line.match[1] == "add":
-        return _binary(line, int(line.match[2]), lambda a, b: a + b)
-    return _binary(line, int(line.match[2]), lambda a, b: a - b)
-
-
-@operation(r"mul\.lo\.[us](16|32|64)")
-def mul_lo(line: Line) -> Step:
-    return _binary(line, int(line.match[1]), lambda a, b: a * b)
+@operation(r"(add|sub|mul\.lo)\.[us](16|32|64)")
+def arithmetic(line: Line) -> Step:
+    return _binary(line, int(line.match[2]), _TWO[line.match[1]])
 
 
 @operation(r"(and|or|xor)\.(b16|b32|b64|pred)")
 def logic(line: Line) -> Step:
     width = 1 if line.match[2] == "pred" else int(line.match[2][1:])
-    compute: dict[str, Two] = {
-        "and": lambda a, b: a & b,
-        "or": lambda a, b: a | b,
-        "xor": lambda a, b: a ^ b,
-    }
-    line.count(3)
-    write, a, b = line.write(0, width), line.read(1, width), line.read(2, width)
-    operate = compute[line.match[1]]
-    return lambda w: write(w, operate(a(w), b(w)))
+    return line.result(width, (width, width), _TWO[line.match[1]])
 
 
 @operation(r"not\.(b16|b32|b64|pred)")
 def not_(line: Line) -> Step:
-    width = 1 if line.match[1] == "pred" else int(line.match[1][1:])
-    line.count(2)
-    write, a, mask = line.write(0, width), line.read(1, width), MASKS[width]
-
-    def run(w: Warp) -> None:
-        value = a(w)
-        if width == 1:
-            write(w, ~value if is_vector(value) else not value)
-        else:
-            write(w, value ^ mask)
-
-    return run
+    if line.match[1] == "pred":
+        return line.result(1, (1,), negate)
+    width = int(line.match[1][1:])
+    return line.result(width, (width,), lambda a: a ^ MASKS[width])
 
 
 @operation(r"neg\.s(32|64)")
 def negative(line: Line) -> Step:
     width = int(line.match[1])
-    line.count(2)
-    write, a, mask = line.write(0, width), line.read(1, width), MASKS[width]
-    return lambda w: write(w, (0 - a(w)) & mask)
-
-
-@operation(r"popc\.b32")
-def population(line: Line) -> Step:
-    line.count(2)
-    write, a = line.write(0, 32), line.read(1, 32)
-
-    def run(w: Warp) -> None:
-        words = w.vector(a(w), 32)
-        write(w, np.unpackbits(words.view(np.uint8)).reshape(LANES, 32).sum(1, dtype=np.uint32))
-
-    return run
+    return line.result(width, (width,), lambda a: (0 - a) & MASKS[width])
 
 
 @operation(r"(min|max)\.(u|s)(32|64)")
@@ -162,23 +126,19 @@ BY_ZERO = {width: 0xB5B5B5B5B5B5B5B5 & MASKS[width] for width in (16, 32, 64)}
 @operation(r"(div|rem)\.(u|s)(16|32|64)")
 def divide(line: Line) -> Step:
     what, is_signed, width = line.match[1], line.match[2] == "s", int(line.match[3])
-    line.count(3)
-    write, first, second = line.write(0, width), line.read(1, width), line.read(2, width)
 
-    def run(w: Warp) -> None:
-        a, b = first(w), second(w)
+    def compute(a: Value, b: Value) -> Value:
         zero = b == 0
         if not is_vector(b):
             if zero:
-                write(w, BY_ZERO[width])
-                return
+                return BY_ZERO[width]
         elif zero.any():
             b = np.where(zero, b.dtype.type(1), b)
         out = _divided(what, a, b, width) if is_signed else a // b if what == "div" else a % b
         out = to_unsigned(out, width)
-        write(w, np.where(zero, DTYPES[width](BY_ZERO[width]), out) if is_vector(b) else out)
+        return np.where(zero, DTYPES[width](BY_ZERO[width]), out) if is_vector(b) else out
 
-    return run
+    return line.result(width, (width, width), compute)
 
 
 def _divided(what: str, a: Value, b: Value, width: int) -> Value:
@@ -208,90 +168,75 @@ def _wide(value: Value, is_signed: bool) -> Value:
 @operation(r"mul\.wide\.(u|s)32")
 def mul_wide(line: Line) -> Step:
     is_signed = line.match[1] == "s"
-    line.count(3)
-    write, a, b = line.write(0, 64), line.read(1, 32), line.read(2, 32)
-    mask = MASKS[64]
-    return lambda w: write(w, (_wide(a(w), is_signed) * _wide(b(w), is_signed)) & mask)
+    return line.result(
+        64, (32, 32), lambda a, b: (_wide(a, is_signed) * _wide(b, is_signed)) & MASKS[64]
+    )
 
 
 @operation(r"mul\.hi\.(u|s)(32|64)")
 def mul_hi(line: Line) -> Step:
     is_signed, width = line.match[1] == "s", int(line.match[2])
-    line.count(3)
-    write, a, b = line.write(0, width), line.read(1, width), line.read(2, width)
 
     def exact(x: int, y: int) -> int:
         if is_signed:
             x, y = to_signed(x, width), to_signed(y, width)
         return (x * y >> width) & MASKS[width]
 
-    def run(w: Warp) -> None:
-        x, y = a(w), b(w)
-        if width == 32 and (is_vector(x) or is_vector(y)):
+    def compute(x: Value, y: Value) -> Value:
+        if not is_vector(x) and not is_vector(y):
+            return exact(x, y)
+        if width == 32:
             product = (_wide(x, is_signed) * _wide(y, is_signed)) & MASKS[64]
-            write(w, to_unsigned(product >> 32, 32))
-        elif is_vector(x) or is_vector(y):
-            pairs = zip(w.vector(x, width).tolist(), w.vector(y, width).tolist(), strict=True)
-            write(w, np.array([exact(*pair) for pair in pairs], DTYPES[width]))
-        else:
-            write(w, exact(x, y))
+            return to_unsigned(product >> 32, 32)
+        pairs = zip(Warp.vector(x, 64).tolist(), Warp.vector(y, 64).tolist(), strict=True)
+        return np.array([exact(*pair) for pair in pairs], np.uint64)
 
-    return run
+    return line.result(width, (width, width), compute)
 
 
 @operation(r"mad\.(lo|wide)\.(u|s)32")
 def mad(line: Line) -> Step:
-    line.count(4)
     wide, is_signed = line.match[1] == "wide", line.match[2] == "s"
     width = 64 if wide else 32
-    write, mask = line.write(0, width), MASKS[width]
-    a, b, c = line.read(1, 32), line.read(2, 32), line.read(3, width)
 
-    def run(w: Warp) -> None:
-        x, y = a(w), b(w)
+    def compute(a: Value, b: Value, c: Value) -> Value:
         if wide:
-            x, y = _wide(x, is_signed), _wide(y, is_signed)
-        write(w, (x * y + c(w)) & mask)
+            a, b = _wide(a, is_signed), _wide(b, is_signed)
+        return (a * b + c) & MASKS[width]
 
-    return run
+    return line.result(width, (32, 32, width), compute)
 
 
 @operation(r"bfe\.(u|s)(32|64)")
 def bit_field(line: Line) -> Step:
     width, is_signed = int(line.match[2]), line.match[1] == "s"
-    line.count(4)
-    write, a, pos, length = (line.write(0, width), line.read(1, width), *_two(line, 2, 32))
 
-    def run(w: Warp) -> None:
-        low, count = _place(pos(w), length(w))
+    def compute(a: Value, pos: Value, length: Value) -> Value:
+        low, count = _place(pos, length)
         if low >= width or not count:
             if is_signed and count:
                 raise Fault("a signed bit field beyond the word is not modelled")
-            write(w, 0)
-            return
+            return 0
         count = min(count, width - low)
-        out = (a(w) >> low) & ((1 << count) - 1)
+        out = (a >> low) & ((1 << count) - 1)
         if is_signed:
             sign = 1 << (count - 1)
             out = ((out ^ sign) - sign) & MASKS[width]
-        write(w, out)
+        return out
 
-    return run
+    return line.result(width, (width, 32, 32), compute)
 
 
 @operation(r"bfi\.b(32|64)")
 def insert_field(line: Line) -> Step:
     width = int(line.match[1])
-    line.count(5)
-    write, a, b = line.write(0, width), line.read(1, width), line.read(2, width)
-    pos, length = _two(line, 3, 32)
 
-    def run(w: Warp) -> None:
-        low, count = _place(pos(w), length(w))
+    def compute(a: Value, b: Value, pos: Value, length: Value) -> Value:
+        low, count = _place(pos, length)
         mask = ((1 << count) - 1) << low & MASKS[width]
-        write(w, (a(w) << low & mask | b(w) & (MASKS[width] ^ mask)) & MASKS[width])
+        return (a << low & mask | b & (MASKS[width] ^ mask)) & MASKS[width]
 
-    return run
+    return line.result(width, (width, width, 32, 32), compute)
 
 
 def _place(low: Value, count: Value) -> tuple[int, int]:
@@ -300,25 +245,16 @@ def _place(low: Value, count: Value) -> tuple[int, int]:
     return low & 255, count & 255
 
 
-def _two(line: Line, first: int, width: int) -> tuple[Any, Any]:
-    return line.read(first, width), line.read(first + 1, width)
-
-
 @operation(r"selp\.[usbf](16|32|64)")
 def select(line: Line) -> Step:
     width = int(line.match[1])
-    line.count(4)
-    write, a, b = line.write(0, width), line.read(1, width), line.read(2, width)
-    p = line.read(3, 1)
 
-    def run(w: Warp) -> None:
-        x, y, chosen = a(w), b(w), p(w)
+    def compute(a: Value, b: Value, chosen: Value) -> Value:
         if is_vector(chosen):
-            write(w, np.where(chosen, w.vector(x, width), w.vector(y, width)))
-        else:
-            write(w, x if chosen else y)
+            return np.where(chosen, Warp.vector(a, width), Warp.vector(b, width))
+        return a if chosen else b
 
-    return run
+    return line.result(width, (width, width, 1), compute)
 
 
 @operation(r"mov\.(pred|[busf]16|[busf]32|[busf]64)")
@@ -330,8 +266,7 @@ def move(line: Line) -> Step:
         return _unpack(line, width)
     if isinstance(line.operand(1), Vector):
         return _pack(line, width)
-    write, a = line.write(0, width), line.read(1, width)
-    return lambda w: write(w, a(w))
+    return line.result(width, (width,), lambda a: a)
 
 
 def _unpack(line: Line, width: int) -> Step:
@@ -384,11 +319,6 @@ def _pack(line: Line, width: int) -> Step:
 @operation(r"cvt\.([us])(16|32|64)\.([us])(16|32|64)")
 def convert_integer(line: Line) -> Step:
     to, is_signed, origin = int(line.match[2]), line.match[3] == "s", int(line.match[4])
-    line.count(2)
-    write, a = line.write(0, to), line.read(1, origin)
-
-    def run(w: Warp) -> None:
-        value = a(w)
-        write(w, to_unsigned(to_signed(value, origin) if is_signed else value, to))
-
-    return run
+    return line.result(
+        to, (origin,), lambda a: to_unsigned(to_signed(a, origin) if is_signed else a, to)
+    )

@@ -11,7 +11,7 @@ from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.made_maps import made
 from ptxflow.compiler.emulator.memory import GLOBAL_BASE, OFFSET_MASK, RANK_SHIFT
-from ptxflow.compiler.emulator.operands import Line, Read, by_lane, operation
+from ptxflow.compiler.emulator.operands import Line, Read, operation, per_lane
 from ptxflow.compiler.emulator.parse import Address
 from ptxflow.compiler.emulator.tensormap import TensorMap, box_chunks, signed
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -61,21 +61,19 @@ def load(line: Line) -> Step:
     map_at, coordinates = _map_operand(line, 1, rank)
     mask = line.read(3, 16) if multicast else (lambda w: 0)
 
-    def run(w: Warp) -> None:
-        values = (address(w), map_at(w), barrier(w), mask(w), *(c(w) for c in coordinates))
-        for _, (at, source, bar, targets, *place) in by_lane(w, *values):
-            tm, corner = tensor_map(w, line.ins.line, source, rank), tuple(map(signed, place))
-            new = bulk.Load(
-                at,
-                tm.chunks(at & OFFSET_MASK),
-                tm.bytes,
-                (tm.shadow, *tm.granules(corner)),
-                partial(tm.load, corner),
-            )
-            ranks = bulk.ranks_of(w, at, targets, multicast)
-            bulk.load(w, line.ins.line, new, bar, ranks, pair=group.endswith("2"))
+    def one(w: Warp, _: int, at: int, source: int, bar: int, targets: int, *place: int) -> None:
+        tm, corner = tensor_map(w, line.ins.line, source, rank), tuple(map(signed, place))
+        new = bulk.Load(
+            at,
+            tm.chunks(at & OFFSET_MASK),
+            tm.bytes,
+            (tm.shadow, *tm.granules(corner)),
+            partial(tm.load, corner),
+        )
+        ranks = bulk.ranks_of(w, at, targets, multicast)
+        bulk.load(w, line.ins.line, new, bar, ranks, pair=group.endswith("2"))
 
-    return run
+    return per_lane(one, address, map_at, barrier, mask, *coordinates)
 
 
 @operation(
@@ -90,23 +88,21 @@ def gather(line: Line) -> Step:
     address, barrier = line.address(0), line.address(2)
     map_at, coordinates = _map_operand(line, 1, 1 + ROWS)
 
-    def run(w: Warp) -> None:
-        values = (address(w), map_at(w), barrier(w), *(c(w) for c in coordinates))
-        for _, (at, source, bar, *place) in by_lane(w, *values):
-            tm = tensor_map(w, line.ins.line, source, 2)
-            if tm.box[1] != 1:
-                raise Fault(f"tile::gather4 by a tensor map with a box of {tm.box[1]} rows")
-            column, *rows = map(signed, place)
-            corners = [(column, row) for row in rows]
-            read = [tm.granules(corner) for corner in corners if tm.inside(corner).any()]
-            reads = tm.shadow, np.concatenate([g for g, _ in read] or [np.empty(0, np.int64)]), None
-            if any(masks is not None for _, masks in read):
-                raise Fault("tile::gather4 of part of 16 bytes at the tensor's edge: not modelled")
-            chunks = box_chunks(at & OFFSET_MASK, ROWS, tm.row_bytes, tm.swizzle)
-            new = bulk.Load(at, chunks, ROWS * tm.bytes, reads, partial(_rows, tm, corners))
-            bulk.load(w, line.ins.line, new, bar, [at >> RANK_SHIFT])
+    def one(w: Warp, _: int, at: int, source: int, bar: int, *place: int) -> None:
+        tm = tensor_map(w, line.ins.line, source, 2)
+        if tm.box[1] != 1:
+            raise Fault(f"tile::gather4 by a tensor map with a box of {tm.box[1]} rows")
+        column, *rows = map(signed, place)
+        corners = [(column, row) for row in rows]
+        read = [tm.granules(corner) for corner in corners if tm.inside(corner).any()]
+        reads = tm.shadow, np.concatenate([g for g, _ in read] or [np.empty(0, np.int64)]), None
+        if any(masks is not None for _, masks in read):
+            raise Fault("tile::gather4 of part of 16 bytes at the tensor's edge: not modelled")
+        chunks = box_chunks(at & OFFSET_MASK, ROWS, tm.row_bytes, tm.swizzle)
+        new = bulk.Load(at, chunks, ROWS * tm.bytes, reads, partial(_rows, tm, corners))
+        bulk.load(w, line.ins.line, new, bar, [at >> RANK_SHIFT])
 
-    return run
+    return per_lane(one, address, map_at, barrier, *coordinates)
 
 
 def _rows(tm: TensorMap, corners: list[tuple[int, int]]) -> Array:
@@ -126,37 +122,23 @@ def store(line: Line) -> Step:
     map_at, coordinates = _map_operand(line, 0, rank)
     address = line.address(1)
 
-    def run(w: Warp) -> None:
-        for lane, (source, at, *place) in by_lane(
-            w, map_at(w), address(w), *(c(w) for c in coordinates)
-        ):
-            tm = tensor_map(w, line.ins.line, source, rank)
-            _issue_store(w, line.ins.line, lane, tm, at, place, how)
+    def one(w: Warp, lane: int, source: int, at: int, *place: int) -> None:
+        tm, corner = tensor_map(w, line.ins.line, source, rank), tuple(map(signed, place))
+        if at >> RANK_SHIFT != w.cta.rank:
+            raise Fault("the source is in another CTA")
+        if min(corner) < 0:
+            raise Fault(f"store coordinates {corner}: they must be >= 0")
+        kind = f"b{8 * tm.element}" if how in ("and", "or", "xor") else tm.kind
+        if how and kind not in bulk.OPERATIONS[how]:
+            raise Fault(f"no {how} reduction of {kind}: {', '.join(bulk.OPERATIONS[how])}")
 
-    return run
+        def sink(data: Array) -> None:
+            tm.store(corner, bulk.reduced(how, kind, tm.load(corner), data) if how else data)
 
+        new = bulk.Store(line.ins.line, tm.chunks(at & OFFSET_MASK), tm.inside(corner), sink)
+        bulk.store(w, lane, new, (tm.shadow, *tm.granules(corner)), bool(how))
 
-def _issue_store(
-    w: Warp, line: int, lane: int, tm: TensorMap, at: int, place: list[int], how: str | None
-) -> None:
-    if at >> RANK_SHIFT != w.cta.rank:
-        raise Fault("the source is in another CTA")
-    corner = tuple(map(signed, place))
-    if min(corner) < 0:
-        raise Fault(f"store coordinates {corner}: they must be >= 0")
-    chunks, kind = tm.chunks(at & OFFSET_MASK), tm.kind
-    if how in ("and", "or", "xor"):
-        kind = f"b{8 * tm.element}"
-    if how and kind not in bulk.OPERATIONS[how]:
-        raise Fault(f"no {how} reduction of {kind}: {', '.join(bulk.OPERATIONS[how])}")
-
-    def sink(data: Array) -> None:
-        if how:
-            data = bulk.reduced(how, kind, tm.load(corner), data)
-        tm.store(corner, data)
-
-    new = bulk.Store(line, chunks, tm.inside(corner), sink)
-    bulk.store(w, lane, new, (tm.shadow, *tm.granules(corner)), bool(how))
+    return per_lane(one, map_at, address, *coordinates)
 
 
 @operation(r"cp\.async\.bulk\.prefetch\.tensor\.([1-5])d\.L2\.global(?:\.tile)?(\.L2::cache_hint)?")
@@ -166,21 +148,18 @@ def prefetch(line: Line) -> Step:
     line.count(1 + bool(line.match[2]))
     map_at, _ = _map_operand(line, 0, rank)
 
-    def run(w: Warp) -> None:
-        for _, (source,) in by_lane(w, map_at(w)):
-            tensor_map(w, line.ins.line, source, rank)
+    def one(w: Warp, _: int, source: int) -> None:
+        tensor_map(w, line.ins.line, source, rank)
 
-    return run
+    return per_lane(one, map_at)
 
 
 @operation(r"prefetch\.tensormap")
 def prefetch_map(line: Line) -> Step:
     """It must name a tensor map; nothing else shows."""
     line.count(1)
-    address = line.address(0)
 
-    def run(w: Warp) -> None:
-        for _, (source,) in by_lane(w, address(w)):
-            find_map(w, line.ins.line, source)
+    def one(w: Warp, _: int, source: int) -> None:
+        find_map(w, line.ins.line, source)
 
-    return run
+    return per_lane(one, line.address(0))

@@ -16,8 +16,7 @@ from ptxflow.compiler.emulator.descriptor import InstructionDescriptor, Tile
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import LANES, Array
 from ptxflow.compiler.emulator.memory import READY, UNWRITTEN
-from ptxflow.compiler.emulator.operands import Line, operation, uniform
-from ptxflow.compiler.emulator.parse import Immediate
+from ptxflow.compiler.emulator.operands import Line, action, operation, uniform
 from ptxflow.compiler.emulator.touches import stream, touch_bytes
 from ptxflow.compiler.emulator.warp import Step, Wait, Warp
 
@@ -80,7 +79,7 @@ class Use:
     line: int
     first: int
     last: int
-    quarter: int  # of the lanes
+    lanes: tuple[int, int]  # from, to; 16 or 32 of them
     writes: bool
     agent: int
     clock: int
@@ -229,15 +228,10 @@ def deallocate(line: Line) -> Step:
     return run
 
 
-@operation(r"tcgen05\.relinquish_alloc_permit\.cta_group::([12])\.sync\.aligned")
-def relinquish(line: Line) -> Step:
-    number = int(line.match[1])
-
-    def run(w: Warp) -> None:
-        w.converged()
-        tensor_memory(w, number, peer=False).relinquished = True
-
-    return run
+@action(r"tcgen05\.relinquish_alloc_permit\.cta_group::([12])\.sync\.aligned")
+def relinquish(line: Line, w: Warp) -> None:
+    w.converged()
+    tensor_memory(w, int(line.match[1]), peer=False).relinquished = True
 
 
 def unordered(w: Warp, line: int, joined: int = 0) -> None:
@@ -255,14 +249,14 @@ def after_uses(
     last: int,
     line: int,
     writes: bool = True,
-    quarter: int | None = None,
+    lanes: tuple[int, int] = (0, TMEM_LANES),
 ) -> None:
-    """An access to columns, of all lanes or a quarter, comes after other warps', fenced."""
+    """An access to columns, of all lanes or some, comes after other warps', fenced."""
     me = stream(w, TENSOR).agent
     for use in sorted(memory.uses, key=lambda u: u.line):
         if use.last <= first or last <= use.first or not (writes or use.writes):
             continue
-        if quarter not in (None, use.quarter):
+        if use.lanes[1] <= lanes[0] or lanes[1] <= use.lanes[0]:
             continue
         if use.agent != me and not w.actor.knows(HANDED, use.agent, use.clock):
             w.cta.machine.hazard(
@@ -270,16 +264,21 @@ def after_uses(
                 f"uses tensor memory that line {use.line} of another warp accessed; missing: "
                 "tcgen05.fence::before_thread_sync after that, and a barrier",
             )
-        if writes and first <= use.first and use.last <= last:  # later ones come after this one
+        covers = lanes[0] <= use.lanes[0] and use.lanes[1] <= lanes[1]
+        if writes and covers and first <= use.first and use.last <= last:  # later ones come after
             memory.uses.discard(use)
+
+
+def _lanes(held: Load | Store) -> tuple[int, int]:
+    """From which lane to which, 32 or half of them: two warps may share a quarter by halves."""
+    return int(held.lanes.min()), int(held.lanes.max()) + 1
 
 
 def _used(w: Warp, memory: TensorMemory, held: Load | Store) -> None:
     """A load or store is complete."""
     done, writes = stream(w, TENSOR), isinstance(held, Store)
     first, last = int(held.columns.min()), int(held.columns.max()) + 1
-    quarter = int(held.lanes.min()) // 32
-    memory.uses.add(Use(held.line, first, last, quarter, writes, done.agent, done.clock))
+    memory.uses.add(Use(held.line, first, last, _lanes(held), writes, done.agent, done.clock))
     w.unit(Order).used |= w.mask
 
 
@@ -311,10 +310,8 @@ def _cells(line: Line, split: int) -> tuple[Array, Array]:
     of 16x32bx2 are."""
     halves = line.match[1] == "16x32bx2"
     line.count(3 if halves else 2)
-    apart = line.ins.operands[split] if halves else Immediate(0)
-    if not isinstance(apart, Immediate):
-        raise line.refuse("the split is an immediate")
-    return load_cells(line.match[1], int(line.match[2]), apart.value)
+    apart = line.immediate(split, "the split") if halves else 0
+    return load_cells(line.match[1], int(line.match[2]), apart)
 
 
 def _match(line: Line, registers: int, cells: int) -> None:
@@ -342,7 +339,7 @@ def load(line: Line) -> Step:
         first, last = int(new.columns.min()), int(new.columns.max()) + 1
         memory.check(first, last)
         _not_in_flight(memory, new)
-        after_uses(w, memory, first, last, line.ins.line, False, w.index % 4)
+        after_uses(w, memory, first, last, line.ins.line, False, _lanes(new))
         w.poison(slots, flying)
         memory.loads.append(new)
         w.unit(Issued).loads.append(new)
@@ -370,9 +367,10 @@ def _not_in_flight(memory: TensorMemory, access: Load | Store) -> None:
         for part in p.parts:
             if part.columns.start < last and first < part.columns.stop:
                 raise Fault(f"accesses accumulators that the mma of line {p.line} still writes")
+    low, high = _lanes(access)
     for s in memory.stores:
-        quarter = int(s.lanes.min()) // 32 == int(access.lanes.min()) // 32
-        if quarter and int(s.columns.min()) < last and first <= int(s.columns.max()):
+        shared = low < _lanes(s)[1] and _lanes(s)[0] < high
+        if shared and int(s.columns.min()) < last and first <= int(s.columns.max()):
             raise Fault(f"accesses what the st of line {s.line} still writes (no wait::st)")
 
 
@@ -395,39 +393,33 @@ def store(line: Line) -> Step:
         first, last = int(new.columns.min()), int(new.columns.max()) + 1
         memory.check(first, last)
         _not_in_flight(memory, new)
-        after_uses(w, memory, first, last, line.ins.line, True, w.index % 4)
+        after_uses(w, memory, first, last, line.ins.line, True, _lanes(new))
         memory.stores.append(new)
         w.unit(Issued).stores.append(new)
 
     return run
 
 
-@operation(r"tcgen05\.wait::st\.sync\.aligned")
-def wait_store(line: Line) -> Step:
-    def run(w: Warp) -> None:
-        w.converged()
-        memory, issued = w.cta.unit(TensorMemory), w.unit(Issued)
-        for held in issued.stores:
-            memory.data[held.lanes, held.columns] = held.data
-            memory.state[held.lanes, held.columns] = READY
-            memory.stores.remove(held)
-            _used(w, memory, held)
-        issued.stores.clear()
-
-    return run
+@action(r"tcgen05\.wait::st\.sync\.aligned")
+def wait_store(line: Line, w: Warp) -> None:
+    w.converged()
+    memory, issued = w.cta.unit(TensorMemory), w.unit(Issued)
+    for held in issued.stores:
+        memory.data[held.lanes, held.columns] = held.data
+        memory.state[held.lanes, held.columns] = READY
+        memory.stores.remove(held)
+        _used(w, memory, held)
+    issued.stores.clear()
 
 
-@operation(r"tcgen05\.wait::ld\.sync\.aligned")
-def wait_load(line: Line) -> Step:
-    def run(w: Warp) -> None:
-        w.converged()
-        memory, issued = w.cta.unit(TensorMemory), w.unit(Issued)
-        for held in issued.loads:
-            if (memory.state[held.lanes, held.columns] != READY).any():
-                raise Fault(f"the ld of line {held.line} reads tensor memory nothing has written")
-            w.land(held.slots, memory.data[held.lanes, held.columns])
-            memory.loads.remove(held)
-            _used(w, memory, held)
-        issued.loads.clear()
-
-    return run
+@action(r"tcgen05\.wait::ld\.sync\.aligned")
+def wait_load(line: Line, w: Warp) -> None:
+    w.converged()
+    memory, issued = w.cta.unit(TensorMemory), w.unit(Issued)
+    for held in issued.loads:
+        if (memory.state[held.lanes, held.columns] != READY).any():
+            raise Fault(f"the ld of line {held.line} reads tensor memory nothing has written")
+        w.land(held.slots, memory.data[held.lanes, held.columns])
+        memory.loads.remove(held)
+        _used(w, memory, held)
+    issued.loads.clear()

@@ -12,6 +12,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.clocks import GENERIC
+from ptxflow.compiler.emulator.grid import Unit
 from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.race import GRANULE, Access, Shadow, granules
 from ptxflow.compiler.emulator.warp import Warp
@@ -25,14 +26,11 @@ class Stream:
     clock: int = 1
 
 
-class Streams:
+class Streams(Unit):
     """The streams of a warp, by what they are and the lane that issues."""
 
     def __init__(self) -> None:
         self.of: dict[tuple[str, int], Stream] = {}
-
-    def left(self) -> str | None:
-        return None
 
 
 def stream(w: Warp, kind: str, lane: int = -1) -> Stream:

@@ -22,11 +22,15 @@ END = 1 << 60
 
 @dataclass
 class Wait:
-    """What a fragment waits for; `parked`: for other lanes of its own warp."""
+    """What a fragment waits for, as it stands when it is told; `parked`: for other lanes of its own
+    warp."""
 
     ready: Callable[[], bool]
-    what: str
+    what: str | Callable[[], str]
     parked: bool = False
+
+    def said(self) -> str:
+        return self.what if isinstance(self.what, str) else self.what()
 
 
 @dataclass
@@ -254,7 +258,7 @@ class Warp(Owner):
     def stands(self) -> list[tuple[int, int, str]]:
         """(instruction, lanes, what it waits for) of every fragment, for a deadlock report."""
         parts = [(self.at, self.mask, self.wait)] + [(f.pc, f.mask, f.wait) for f in self.others]
-        return [(pc, mask, wait.what if wait else "can go on") for pc, mask, wait in parts]
+        return [(pc, mask, wait.said() if wait else "can go on") for pc, mask, wait in parts]
 
     # -- asynchronous work --------------------------------------------------------------------
 

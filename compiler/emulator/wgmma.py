@@ -13,9 +13,10 @@ import numpy as np
 
 from ptxflow.compiler.emulator.descriptor import STEP, Tile, operand_tile
 from ptxflow.compiler.emulator.fault import Fault
+from ptxflow.compiler.emulator.grid import Unit
 from ptxflow.compiler.emulator.lanes import LANES, Array
 from ptxflow.compiler.emulator.moves import register_width
-from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
+from ptxflow.compiler.emulator.operands import Line, Read, action, operation, uniform
 from ptxflow.compiler.emulator.parse import Immediate, Vector
 from ptxflow.compiler.emulator.touches import Stream, issue
 from ptxflow.compiler.emulator.values import FORMAT_BYTES, decode
@@ -159,14 +160,11 @@ class Warpgroups:
         return None
 
 
-class Fence:
+class Fence(Unit):
     """Whether wgmma.fence has ordered the warp's register accesses before the next wgmma."""
 
     def __init__(self) -> None:
         self.fenced = False
-
-    def left(self) -> str | None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -275,31 +273,22 @@ def multiply(line: Line) -> Step:
     return run
 
 
-@operation(r"wgmma\.fence\.sync\.aligned")
-def fence(line: Line) -> Step:
-    def run(w: Warp) -> None:
-        w.converged()
-        w.unit(Fence).fenced = True
-
-    return run
+@action(r"wgmma\.fence\.sync\.aligned")
+def fence(line: Line, w: Warp) -> None:
+    w.converged()
+    w.unit(Fence).fenced = True
 
 
-@operation(r"wgmma\.commit_group\.sync\.aligned")
-def commit(line: Line) -> Step:
-    def run(w: Warp) -> None:
-        w.converged()
-        group, me = w.cta.unit(Warpgroups).of(w), w.index % WARPS
-        group.ends[me].append(group.position[me])
-
-    return run
+@action(r"wgmma\.commit_group\.sync\.aligned")
+def commit(line: Line, w: Warp) -> None:
+    w.converged()
+    group, me = w.cta.unit(Warpgroups).of(w), w.index % WARPS
+    group.ends[me].append(group.position[me])
 
 
 @operation(r"wgmma\.wait_group\.sync\.aligned")
 def wait(line: Line) -> Step:
-    held = line.operand(0)
-    if not isinstance(held, Immediate):
-        raise line.refuse("the number of groups is an immediate")
-    pending = held.value
+    pending = line.immediate(0, "the number of groups")
 
     def run(w: Warp) -> Wait | None:
         w.converged()

@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from ptxflow.compiler.emulator.lanes import LANES, Array
-from ptxflow.compiler.emulator.moves import own_offsets, write_shared
+from ptxflow.compiler.emulator.moves import read, write
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
-from ptxflow.compiler.emulator.touches import touch, touch_words
 from ptxflow.compiler.emulator.values import decode, half_bits
 from ptxflow.compiler.emulator.warp import Step, Warp
 
@@ -46,22 +45,14 @@ def load(line: Line) -> Step:
     extent = _EXTENTS[line.match[3]]["abc".index(line.match[1])]
     at = _addresses(line, 1, extent, line.match[2] == "row")
     size = 4 if line.match[5] == "f32" else 2
-    slots, on_chip = line.slots(0, 32), line.match[4] != "global"
+    slots, space = line.slots(0, 32), line.match[4]
     run_length = extent[0] * extent[1] * size // 4 // LANES
     if len(slots) not in (run_length, 2 * run_length):
         raise line.refuse(f"{len(slots)} registers for {run_length} words a lane")
 
     def run(w: Warp) -> None:
         w.converged()
-        places = at(w)
-        if on_chip:
-            offsets = own_offsets(w, places)
-            got = w.cta.shared.load(offsets, size)
-            touch(w, w.cta.shared.shadow, offsets.ravel(), size, "r")
-        else:
-            words, index = w.cta.machine.memory.words(places, size)
-            got = words[index]
-            touch_words(w, places.reshape(-1, 1), size, "r")
+        got = read(w, space, at(w).reshape(-1, 1), size)
         held = np.ascontiguousarray(got).reshape(-1).view(np.uint32).reshape(LANES, run_length)
         for i, slot in enumerate(slots):
             w.put(slot, np.ascontiguousarray(held[:, i % run_length]))
@@ -74,19 +65,11 @@ def load(line: Line) -> Step:
 def store(line: Line) -> Step:
     extent, size = _EXTENTS[line.match[2]][2], 4 if line.match[4] == "f32" else 2
     at, values = _addresses(line, 0, extent, line.match[1] == "row"), line.readers(1, 32)
-    on_chip = line.match[3] != "global"
 
     def run(w: Warp) -> None:
         w.converged()
-        data = _registers(w, values).reshape(-1).view(f"u{size}").reshape(extent)
-        places = at(w).reshape(-1, 1)
-        if on_chip:
-            offsets = own_offsets(w, places)
-            write_shared(w, line.ins.line, offsets, data.reshape(-1, 1), size)
-        else:
-            words, index = w.cta.machine.memory.words(places, size)
-            words[index] = data.reshape(-1, 1)
-            touch_words(w, places, size, "w")
+        data = _registers(w, values).reshape(-1).view(f"u{size}")
+        write(w, line.ins.line, line.match[3], at(w).reshape(-1, 1), data.reshape(-1, 1), size)
 
     return run
 

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 
 
 class Op(Enum):
+    __hash__ = object.__hash__  # members are single; an Enum's own, of the name, is slow
+
     CONST = auto()  # arg: (value, name or ""); a named constant is a dimension
     PARAM = auto()  # arg: name of a kernel parameter
     VAR = auto()  # arg: (name, kind); kind "loop", "special", or "register"

@@ -18,15 +18,17 @@ def choices(decisions: Iterable[Decision], name: str) -> tuple[int, ...]:
     return next(tuple(map(int, d.choices)) for d in decisions if d.name == name)
 
 
+def rounds(name: str, blocks: float, device: Device) -> dict[str, float]:
+    """log2 of the rounds of so many blocks, one on an SM, and how full they are (-1 to 1)."""
+    count = max(math.ceil(blocks / device.sms), 1)
+    full = 2 * blocks / (count * device.sms) - 1
+    return {f"rounds_{name}": (math.log2(count) - 2) / 3, f"full_{name}": full}
+
+
 def spread(name: str, blocks: float, device: Device) -> dict[str, float]:
-    """log2 of the rounds that so many blocks take, one on an SM, how full they are (-1 to 1), and
-    whether there is but one."""
-    rounds = max(math.ceil(blocks / device.sms), 1)
-    return {
-        f"rounds_{name}": (math.log2(rounds) - 2) / 3,
-        f"full_{name}": 2 * blocks / (rounds * device.sms) - 1,
-        f"single_{name}": float(rounds == 1),
-    }
+    """The same, and whether there is but one round."""
+    single = float(blocks <= device.sms)
+    return {**rounds(name, blocks, device), f"single_{name}": single}
 
 
 def compared(name: str, times: Mapping[str, float]) -> dict[str, float]:

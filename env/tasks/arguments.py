@@ -153,10 +153,10 @@ def _strategy_row(row: Any, where: str) -> tuple[Definition, dict[str, int], Str
     if not isinstance(row["axes"], dict) or not isinstance(row["choices"], dict):
         raise UsageError(f"{where}: axes and choices must be objects")
     axes = definition.bind({name: row["axes"].get(name) for name in definition.var_axes})
-    return definition, axes, _todays(Strategy.from_json(row), definition, where)
+    return definition, axes, todays(Strategy.from_json(row), definition, where)
 
 
-def _todays(given: Strategy, definition: Definition, where: str) -> Strategy:
+def todays(given: Strategy, definition: Definition, where: str) -> Strategy:
     """The strategy in the decisions that its family has today; UsageError where it has no like."""
     family = find_family(definition)
     if given.family != family.name:

@@ -50,7 +50,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.parse_args(argv)
     print(definition_table())
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Collection, Iterable, Sequence
 from multiprocessing.connection import Connection
 from typing import TypeVar
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.processes import begin
 from ptxflow.env.relation import Layer, RelationSpace, relate
 from ptxflow.env.reward import CachedReward
 from ptxflow.env.space import Codes, EmptySpace, Space, enumerate_space
@@ -75,13 +74,7 @@ def spaces_of(
 def _begin(watched: Connection, held: Connection) -> None:
     """Of a forked process: it ends when no process holds the other end of the pipe any more."""
     held.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
-
-
-def _end_with(watched: Connection) -> None:
-    watched.poll(None)  # nothing is ever sent
-    os._exit(1)
+    begin(watched)
 
 
 def _space(member: Member, device: Device, listed: bool) -> Space | RelationSpace | None:

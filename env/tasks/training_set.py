@@ -179,7 +179,13 @@ ROWS = (
 OWN_ROWS = (Row(own_names(), trained=GEMM.trained, held_out=GEMM.held_out, typical=GEMM.typical),)
 PRESETS = {
     "full": Preset(ROWS, minutes=24.0, measurements=16),
-    "shapes": Preset(ROWS, minutes=24.0, measurements=16, shapes=256, train={"stages": 1}),
+    "shapes": Preset(
+        ROWS,
+        minutes=24.0,
+        measurements=4,
+        shapes=256,
+        train={"stages": 1, "batch": 512, "workloads": 16, "hinted": True},
+    ),
     "demo": Preset(
         (
             Row(

@@ -4,13 +4,11 @@ One JSON line per workload, in env/tasks/workloads/<op_type>/<definition>.jsonl,
 FlashInfer-Bench workload trace. Public rows are kept as recorded; tensors they mark `recorded` were
 files that did not travel with them, and `inputs.make_inputs` draws valid ones for the same axes.
 Rows of ours have the source `ptxflow`; tensors that must be valid are marked `generated`.
-`python -m ptxflow.env.tasks.workload` prints the counts.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,22 +95,3 @@ def workloads(name: str) -> list[Workload]:
         raise DefinitionError(f"{definition.name}: no workloads come with ptxflow for it")
     with path.open(encoding="utf-8") as lines:
         return [Workload.from_json(json.loads(line)) for line in lines]
-
-
-def main() -> int:
-    total = {"public": 0, "ours": 0}
-    print(f"{'definition':<64} public  ours  degenerate  refused")
-    for name in names():
-        rows = workloads(name)
-        public = sum(row.public for row in rows)
-        total["public"] += public
-        total["ours"] += len(rows) - public
-        degenerate = sum(row.degenerate for row in rows)
-        refused = sum(row.refusal is not None for row in rows)
-        print(f"{name:<64} {public:6} {len(rows) - public:5} {degenerate:11} {refused:8}")
-    print(f"{len(names())} definitions, {total['public']} public rows, {total['ours']} of ours")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,8 +19,9 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ptxflow.command import BadInput, Parser, reports
+from ptxflow.command import CLUSTER, BadInput, Parser, add_cluster, reports
 from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.backend.runtime import Driver, RuntimeUnavailable, gpu_info, require_gpu
 from ptxflow.compiler.device import Device
@@ -57,7 +58,14 @@ from ptxflow.eval.bench.candidates import (
 )
 from ptxflow.eval.bench.records import Record, RecordFile, read_records
 from ptxflow.eval.bench.report import bench_table, settled, totals
-from ptxflow.eval.bench.schedule import Measured, ProcessCompiler, Schedule, Task, make_task
+from ptxflow.eval.bench.schedule import (
+    Compiler,
+    Measured,
+    ProcessCompiler,
+    Schedule,
+    Task,
+    make_task,
+)
 from ptxflow.eval.bench.worker import Worker, WorkerError
 
 FAILURES = (BadInput, RuntimeUnavailable, WorkerError, ptxas.ToolMissing, BrokenProcessPool)
@@ -196,6 +204,31 @@ def fleet(device: Device) -> list[Worker]:
     ]
 
 
+@contextmanager
+def machines(
+    device: Device, jobs: int | None = None
+) -> Iterator[tuple[Sequence[Worker], Compiler]]:
+    """GPUs that run the device's code, and a compiler of `jobs` processes: this machine's, or those
+    of the cluster that `--cluster` names. RuntimeUnavailable or BadInput where there is none."""
+    workers: Sequence[Worker]
+    compiler: Compiler
+    with ExitStack() as held:
+        if address := os.environ.get(CLUSTER):
+            from ptxflow.eval.bench.cluster import Cluster
+
+            cluster = Cluster(address)
+            held.callback(cluster.close)
+            workers, compiler = cluster.gpus(device), cluster.compiler()
+        else:
+            workers = fleet(device)
+            ptxas.executable()
+            compiler = ProcessCompiler(jobs or max(1, (os.cpu_count() or 1) - len(workers)))
+        held.callback(compiler.close)
+        for worker in workers:
+            held.callback(worker.stop)
+        yield workers, compiler
+
+
 class Log:
     """Turns outcomes into records, a progress bar, and a line for each of the first failures."""
 
@@ -247,22 +280,20 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         recorded = [*earlier, *read_records(args.out)]
         print(show_plan(tasks_of(workloads, recorded, args.again)))
         return 0
-    workers = fleet(device)
-    ptxas.executable()
     origin = origin_of(workloads, argv)
     settings = Settings(
         seeds=tuple(range(1, args.check_seeds + 1)), rounds=args.rounds, settle=args.settle,
         timeout=args.timeout, refine=args.refine, refine_rounds=args.refine_rounds,
         every_baseline=not args.refine,
-        jobs=args.jobs or max(1, (os.cpu_count() or 1) - len(workers)),
     )  # fmt: skip
-    with RecordFile(args.out) as records:
+    with machines(device, args.jobs) as (workers, compiler), RecordFile(args.out) as records:
         recorded = [*earlier, *records.records]
         warn_of_other_code(recorded, origin)
         tasks = tasks_of(workloads, recorded, args.again)
         print(show_plan(tasks), flush=True)
         skipped = sum(len(t.workload.candidates) - len(t.todo) for t in tasks)
-        finished = measure(tasks, workers, settings, records, origin, began + args.time_limit)
+        deadline = began + args.time_limit
+        finished = measure(tasks, workers, compiler, settings, records, origin, deadline)
         outcomes = chosen_records([*earlier, *records.records], workloads)
     print(bench_table(outcomes))
     note = f" ({skipped} of them recorded before)" if skipped else ""
@@ -278,6 +309,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
 def measure(
     tasks: Sequence[Task],
     workers: Sequence[Worker],
+    compiler: Compiler,
     settings: Settings,
     records: RecordFile,
     origin: Origin,
@@ -287,14 +319,12 @@ def measure(
 
     Outcomes are appended to `records`. WorkerError where every GPU is lost.
     """
-    compiler = ProcessCompiler(settings.jobs or 1)
     log = Log(records, origin, sum(len(t.todo) for t in tasks))
     try:
         schedule = Schedule(tasks, workers, compiler, settings, log, log.say)
         return schedule.run(deadline)
     finally:
         log.close()
-        compiler.close()
 
 
 def tasks_of(workloads: Sequence[Workload], recorded: Sequence[Record], again: bool) -> list[Task]:
@@ -335,6 +365,9 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         --fix tile_k=64,raster_group=8 --all
   many workloads within nine minutes; the same command goes on afterwards:
     ptxflow campaign --workloads workloads.json --time-limit 540
+
+  on the GPUs of a Dask cluster:
+    ptxflow campaign --cluster tcp://host:8786 --samples 16
 
 exit code: 0 all right, 1 a kernel was not, 2 bad input or no GPU, 3 stopped by --time-limit""",
     )
@@ -388,7 +421,8 @@ def _how(parser: argparse.ArgumentParser) -> None:
     about = "of the yardstick before a workload, for the clocks (default: 0.5)"
     seconds("--settle", default=0.5, help=about)
     seconds("--timeout", default=20.0, help="per kernel (default: 20)")
-    count("--jobs", help="compiler processes (default: one per core, less the GPUs)")
+    count("--jobs", help="compiler processes here (default: one per core, less the GPUs)")
+    add_cluster(parser)
 
 
 @reports("campaign", *FAILURES)
@@ -401,7 +435,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("campaign: interrupted; the records so far are kept", file=sys.stderr)
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -89,7 +89,6 @@ class Settings:
     rounds: int = 20
     settle: float = 0.5
     timeout: float = 60.0
-    jobs: int | None = None
     refine: int = 0  # of each workload's best kernels that are timed again, all in one job
     refine_rounds: int = 40
     every_baseline: bool = True  # beside each kernel, or the yardstick alone; all where it refines

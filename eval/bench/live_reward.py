@@ -20,7 +20,7 @@ from ptxflow.env.observations import Observations, ReplayReward, digest, read_ob
 from ptxflow.env.reward import Reward
 from ptxflow.env.space import StrategySpace
 from ptxflow.env.tasks.definition import Definition
-from ptxflow.eval.bench.campaign import fleet, measure, origin_of, tasks_of
+from ptxflow.eval.bench.campaign import machines, measure, origin_of, tasks_of
 from ptxflow.eval.bench.candidates import Settings, Workload, listed_workload, strategies
 from ptxflow.eval.bench.records import RecordFile
 
@@ -31,18 +31,18 @@ MEASUREMENTS = "measurements.jsonl"  # of a run, in its folder
 
 def count_gpus(device: Device) -> int:
     """The GPUs here that run the device's code; RuntimeUnavailable where there is none."""
-    return len(fleet(device))
+    with machines(device, 1) as (workers, _):
+        return len(workers)
 
 
 def on_gpus(workloads: Sequence[Workload], path: Path) -> None:
-    """Measure on this machine's GPUs what `path` has no record of, and append the outcomes."""
-    workers = fleet(workloads[0].device)
+    """Measure on the GPUs there are what `path` has no record of, and append the outcomes."""
     origin = origin_of(workloads, [])
     origin = replace(origin, run={**origin.run, "command": COMMAND})
-    with RecordFile(path) as records:
+    settings, device = Settings(every_baseline=False), workloads[0].device
+    with machines(device, os.cpu_count()) as (workers, compiler), RecordFile(path) as records:
         tasks = tasks_of(workloads, records.records, again=False)
-        settings = Settings(jobs=os.cpu_count(), every_baseline=False)
-        measure(tasks, workers, settings, records, origin, float("inf"))
+        measure(tasks, workers, compiler, settings, records, origin, float("inf"))
 
 
 @dataclass

@@ -6,7 +6,6 @@ records as a campaign's are, and what the file holds already is not measured aga
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family
@@ -34,6 +32,8 @@ from ptxflow.eval.bench.records import Identity, Record, RecordFile
 from ptxflow.eval.bench.schedule import CHUNK, Compiler, Outcome
 from ptxflow.eval.bench.worker import Worker, WorkerError
 
+Text = tuple[str, str, tuple[str, ...] | None]  # definition, strategy's key, what is chained
+KEPT = 1024  # compiled kernels, for other sizes
 SETTINGS = Settings(seeds=(1, 2), rounds=7, settle=0.1, every_baseline=False)
 
 
@@ -47,8 +47,10 @@ class Measurer:
     origin: Origin
     folder: Path
     settings: Settings = SETTINGS
+    built: dict[Identity, CompiledKernel] | None = None  # kept where somebody will ask for them
     _latest: dict[Identity, Record] = field(default_factory=dict)
-    _ahead: dict[Identity, tuple[Future[list[Outcome]], int]] = field(default_factory=dict)
+    _ahead: dict[Text, tuple[Future[list[Outcome]], int]] = field(default_factory=dict)
+    _made: dict[Text, CompiledKernel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._latest = self.records.latest()
@@ -65,7 +67,7 @@ class Measurer:
 
     def ahead(self, candidates: Iterable[Candidate]) -> None:
         """Begin to compile what of these is not measured: it will be asked for, in this order."""
-        self._submit(self._fresh(candidates))
+        self._submit(c for c in self._fresh(candidates) if _text(c) not in self._made)
 
     def latest(self, identity: Identity) -> Record | None:
         """What the records hold of a kernel in a pass."""
@@ -92,18 +94,42 @@ class Measurer:
 
     def _submit(self, candidates: Iterable[Candidate]) -> None:
         """Have the compiler make what it is not yet making, many to a disassembler run."""
-        new = [c for c in candidates if c.identity not in self._ahead]
+        new = [*{_text(c): c for c in candidates if _text(c) not in self._ahead}.values()]
         size = max(1, min(CHUNK, -(-len(new) // self.compiler.workers)))
         for chunk in (new[i : i + size] for i in range(0, len(new), size)):
             made = self.compiler.submit([(c.problem, c.strategy, c.device) for c in chunk])
-            self._ahead |= {c.identity: (made, place) for place, c in enumerate(chunk)}
+            self._ahead |= {_text(c): (made, place) for place, c in enumerate(chunk)}
 
     def _compile(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Outcome]]:
-        """Each with its kernel or why there is none, in order, while later ones are compiled."""
-        self._submit(candidates)
+        """Each with its kernel or why there is none, in order, while later ones are compiled. What
+        was compiled for other sizes is not compiled again."""
+        self._submit(c for c in candidates if _text(c) not in self._made)
         for candidate in candidates:
-            made, place = self._ahead.pop(candidate.identity)
-            yield candidate, made.result()[place]
+            outcome = self._elsewhere(candidate) or self._awaited(candidate)
+            if self.built is not None and isinstance(outcome, CompiledKernel):
+                self.built[candidate.identity] = outcome
+            yield candidate, outcome
+
+    def _awaited(self, candidate: Candidate) -> Outcome:
+        """What the compiler makes of it."""
+        text = _text(candidate)
+        self._submit([candidate])
+        made, place = self._ahead.pop(text)
+        outcome = made.result()[place]
+        if isinstance(outcome, CompiledKernel):
+            self._made[text] = outcome
+        if len(self._made) > KEPT:
+            del self._made[next(iter(self._made))]
+        return outcome
+
+    def _elsewhere(self, candidate: Candidate) -> CompiledKernel | None:
+        """The kernel as it was compiled for other sizes, launched for these: no family's text
+        depends on variable axes. None where there is none, or the strategy is not legal here."""
+        kernel, c = self._made.get(_text(candidate)), candidate
+        if kernel is None or c.family.wide.refusals(c.problem, c.strategy, c.device):
+            return None
+        launch = c.family.launch(c.problem, c.strategy, c.device)
+        return replace(kernel, problem=c.problem, launch=launch)
 
     def _screen(self, candidate: Candidate, outcome: Outcome) -> Record:
         if not isinstance(outcome, CompiledKernel):
@@ -123,26 +149,27 @@ class Measurer:
         return record
 
 
+def _text(candidate: Candidate) -> Text:
+    return candidate.definition.name, candidate.strategy.key, candidate.problem.chained
+
+
 @contextmanager
 def open_measurer(
     path: Path, device: Device, families: Iterable[Family], command: str, jobs: int | None = None
 ) -> Iterator[Measurer]:
-    """One of this machine's GPUs, ready to measure into `path`.
+    """One of the GPUs of `campaign.machines`, ready to measure into `path`.
 
     RuntimeUnavailable where no GPU runs the device's code, RecordError where the file is no good.
     """
-    worker = campaign.fleet(device)[0]
     origin = campaign.origin_of([], [])
     spaces = {f.name: decision_digest(f) for f in families}
     origin = replace(origin, run={**origin.run, "command": command, "spaces": spaces})
-    ptxas.executable()
-    compiler = campaign.ProcessCompiler(jobs or max(1, (os.cpu_count() or 2) - 1))
-    try:
-        with RecordFile(path) as records, tempfile.TemporaryDirectory(prefix="ptxflow-") as folder:
-            yield Measurer(records, worker, compiler, origin, Path(folder))
-    finally:
-        worker.stop()
-        compiler.close()
+    with (
+        campaign.machines(device, jobs) as (workers, compiler),
+        RecordFile(path) as records,
+        tempfile.TemporaryDirectory(prefix="ptxflow-") as folder,
+    ):
+        yield Measurer(records, workers[0], compiler, origin, Path(folder))
 
 
 def seconds(record: Record) -> float:

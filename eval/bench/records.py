@@ -11,13 +11,11 @@ import fcntl
 import functools
 import json
 import os
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ptxflow.command import BadInput, Parser, reports
@@ -202,12 +200,7 @@ class RecordFile:
     def __enter__(self) -> RecordFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -382,7 +375,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     count, size = sum(map(len, tables)), args.out.stat().st_size
     print(f"{count} records in {len(tables)} tables, {size} bytes, {size / count:.0f} a record")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,6 @@ alike.
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -413,7 +412,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.agree:
         print(agreement_table(agreement(*(load_measurements([p]) for p in args.agree))))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

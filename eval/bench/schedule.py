@@ -28,7 +28,7 @@ from ptxflow.compiler.processes import Processes
 from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.eval.bench.candidates import Candidate, Settings, Workload, run_one, run_together
 from ptxflow.eval.bench.records import Record, yardstick_time
-from ptxflow.eval.bench.worker import Worker, WorkerError
+from ptxflow.eval.bench.worker import Lost, Worker, WorkerError
 
 Json = dict[str, Any]
 Outcome = CompiledKernel | Exception
@@ -335,6 +335,10 @@ class Schedule:
             try:
                 result = run_one(candidate, kernel, worker, self.settings, folder)
                 strikes = 0
+            except Lost:
+                with self._changed:
+                    task.ready.append(item)
+                raise
             except WorkerError as error:
                 worker.stop()
                 if key not in task.suspects:

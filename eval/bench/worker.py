@@ -38,6 +38,10 @@ class WorkerError(RuntimeError):
     """The machinery failed, not a kernel: the run cannot go on. One line."""
 
 
+class Lost(WorkerError):
+    """The GPU is gone, and no other came in its place: whatever it measured is not to blame."""
+
+
 class Worker:
     """A child that runs jobs, started when needed and replaced when lost. Timeouts are seconds."""
 

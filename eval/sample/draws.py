@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.files import write_whole
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import (
     find_device,
     find_problem,
@@ -39,8 +38,16 @@ from ptxflow.env.tasks.workload import workloads
 from ptxflow.gfn.inference import SHARPNESS, load_policy, sample_distinct
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
+#: H100 has none of its own. The H200's sees the device only through the problem's features (how far
+#: it is bound by memory): features of devices have gain 0 in every network
+POLICY_OF = {"h100": "h200"}
 Place = tuple[str, dict[str, int]]  # a definition's name or path, and axes
 the_policy = cache(load_policy)
+
+
+def default_checkpoint(device: str) -> Path:
+    """The policy of a device, for all families."""
+    return CHECKPOINTS / f"{POLICY_OF.get(device, device)}.safetensors"
 
 
 def places(definitions: Sequence[str], most: int | None, kind: str = "all") -> list[Place]:
@@ -100,19 +107,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = [(name, axes) for name in chosen for axes in bound]
     else:
         found = places(chosen, args.workloads, args.rows)
-    checkpoint = args.checkpoint or CHECKPOINTS / f"{device}.safetensors"
+    checkpoint = args.checkpoint or default_checkpoint(device)
     draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
                    sharpness=args.sharpness)  # fmt: skip
-    with multiprocessing.Pool(args.jobs) as pool:
-        parts = list(tqdm(pool.imap(draw, found), "draws", len(found), unit="workload",
-                          disable=None))  # fmt: skip
+    parts = list(each(draw, found, args.jobs, "draws", "workload"))
     rows = [row for part in parts for row in part]
     write_whole(args.out, json.dumps(rows) + "\n")
     fewer = sum(len(part) < args.k for part in parts)
     note = f", {fewer} of which have fewer than {args.k}" if fewer else ""
     print(f"{len(rows)} strategies of {len(found)} workloads{note}, in {args.out}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -15,7 +15,6 @@ import base64
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -79,7 +78,3 @@ def main(argv: Sequence[str] | None = None) -> int:
             (folder / path).write_bytes(data)
     print(f"{args.out}: build/{VARIANT}, {len(manifest.members)} kernels")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,6 @@ import signal
 import tempfile
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ptxflow.env.tasks.arguments import UsageError
@@ -48,12 +47,7 @@ class OutputFolder:
             self._terminate = signal.signal(signal.SIGTERM, _interrupt)
         return self._part
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
                 self._move()

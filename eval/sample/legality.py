@@ -9,23 +9,21 @@ were worked out from for whole spaces at once. Exit code 1 where a rule refuses 
 
 from __future__ import annotations
 
-import multiprocessing
-import sys
 from collections.abc import Sequence
 from functools import partial
 
 import torch
-from tqdm import tqdm
 
 from ptxflow.command import Parser
 from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.processes import each
 from ptxflow.env.relation import relate
 from ptxflow.env.tasks.arguments import find_problem, positive_int
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.training_set import registered
 from ptxflow.eval.bench.candidates import strategies
-from ptxflow.eval.sample.draws import CHECKPOINTS, places, the_policy
+from ptxflow.eval.sample.draws import default_checkpoint, places, the_policy
 from ptxflow.gfn.walks import Diagrams
 
 TARGETS = ("b200", "h200")
@@ -38,7 +36,7 @@ def refused(asked: Asked, count: int) -> tuple[int, list[str]]:
     device, name, axes = asked
     family, problem = find_problem(load(name), axes)
     space = relate(family, problem, DEVICES[device])
-    policy = the_policy(CHECKPOINTS / f"{device}.safetensors")
+    policy = the_policy(default_checkpoint(device))
     with torch.no_grad():
         walk = Diagrams([space]).walk(policy.network, torch.tensor([0]), each=count, epsilon=0.1,
                                       generator=torch.Generator().manual_seed(0))  # fmt: skip
@@ -61,14 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = [(device, *place) for device in TARGETS for place in found]
     draw = partial(refused, count=-(-args.samples // len(asked)))
     drawn, against = 0, list[str]()
-    with multiprocessing.Pool(args.jobs) as pool:
-        for count, said in tqdm(pool.imap(draw, asked), "draws", len(asked), disable=None):
-            drawn, against = drawn + count, against + said
+    for count, said in each(draw, asked, args.jobs, "draws", "workload"):
+        drawn, against = drawn + count, against + said
     definitions = len({name for _, name, _ in asked})
     print("\n".join([*against, f"{drawn} strategies of {definitions} definitions on "
                      f"{len(TARGETS)} targets: {len(against)} refusals"]))  # fmt: skip
     return 1 if against else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -26,7 +26,7 @@ from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Launch
 from ptxflow.eval.bench.candidates import compile_all
-from ptxflow.eval.sample.library_timing import GpuTiming, interpolated, spread
+from ptxflow.eval.sample.library_timing import GpuTiming, spread
 from ptxflow.eval.sample.looks import Floats, Ints, Judge, Look, corners, matrix
 from ptxflow.eval.sample.pipeline import emulate_all
 from ptxflow.eval.sample.portfolio import Grid, choose, mean_loss, merged
@@ -79,6 +79,22 @@ class Library:
         return int(self.cells[tuple(place)])
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Candidates' codes, the places among them of those that are chosen, and the dispatch: upper
+    ends by free axis, and for each cell which of the chosen serves it."""
+
+    codes: Ints
+    chosen: tuple[int, ...]
+    ends: Mapping[str, tuple[int, ...]]
+    cells: Grid
+
+    def code_at(self, sizes: Mapping[str, int]) -> int:
+        """The code of the strategy that serves these sizes."""
+        cell = tuple(np.searchsorted(ends, sizes[n]) for n, ends in self.ends.items())
+        return int(self.codes[self.chosen[int(self.cells[cell])]])
+
+
 def loss(rows: Sequence[Served]) -> tuple[float, float]:
     """How much slower than the best that is known: in the geometric mean, and at most; 0 is as
     fast."""
@@ -99,36 +115,43 @@ class Search:
     seed: int = 0
     timing: GpuTiming | None = None
     looked: list[Look] = field(default_factory=list)
+    more: list[Sizes] = field(default_factory=list)  # sizes that are measured but not looked at
     built: dict[int, CompiledKernel] = field(default_factory=dict)
     emulations: dict[int, Emulation] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
 
     def run(self) -> Library:
         """BadInput where no choice serves every size of the ranges."""
+        return self._library(self.choice())
+
+    def choice(self) -> Choice:
+        """What serves which; BadInput where no choice serves every size of the ranges."""
         ranges = self.judge.ranges
         self._look_at(looks(ranges, LOOKS), "look")
-        codes, times = self._scored()
-        chosen = self._choices(codes, times, [self.most])[0]
-        self._look_at(self._edges(codes[list(chosen)]), "look at edges")
+        if self.timing:
+            self.more = self._random_sizes(len(self.looked), len(self.looked))
+        else:
+            codes, times = self._scored()
+            chosen = self._choices(codes, times, [self.most])[0]
+            self._look_at(self._edges(codes[list(chosen)]), "look at edges")
         left: list[Cell] = []
-        timed: list[set[int]] = []  # together: the choice is among these, once there are enough
+        timed: list[set[int]] = []  # together: the choice is among these in the end
         for _ in range(ROUNDS):
             codes, times = self._scored()
+            if len(timed) == TOGETHER:
+                proven = np.isin(codes, list(set().union(*timed)))
+                codes, times = codes[proven], times[:, proven]
             chosen = self._choices(codes, times, [self.most])[0]
             if not self._build(codes, times, chosen):
                 continue
             now = {*codes[list(chosen)].tolist()}
-            timing = None if now in timed or len(timed) == TOGETHER else self.timing
-            if timing and timing.together(self.looked, codes, times, chosen):
+            if self.timing and now not in timed and len(timed) < TOGETHER:
                 timed.append(now)
+                self.timing.together(self._places(), codes[list(chosen)])
                 continue  # choose by what that teaches
-            if timed:
-                proven = np.flatnonzero(np.isin(codes, list(set().union(*timed))))
-                some = self._choices(codes[proven], times[:, proven], [self.most])[0]
-                chosen = tuple(proven[list(some)].tolist())
-            ends, cells, left = self._dispatch(codes[list(chosen)], times[:, list(chosen)])
+            ends, cells, left = self._dispatch(codes[list(chosen)])
             if not left:
-                return self._library(codes, times, chosen, ends, cells)
+                return Choice(codes, chosen, ends, cells)
             self._look_at([high for _, high in left[:EDGES]], "look where no kernel serves")
         low, high = left[0] if left else ({}, {})
         why = f"none serves {low} to {high}" if left else "; ".join(self.refused.values())
@@ -142,38 +165,37 @@ class Search:
         fresh = [sizes for sizes in places if sizes not in known]
         self.looked += map(self.look, tqdm(fresh, desc=what, unit="size", disable=not fresh))
 
+    def _places(self) -> list[Sizes]:
+        """Sizes that kernels are chosen by: the looks and, measured alone, others."""
+        known = [look.sizes for look in self.looked]
+        return [*known, *(sizes for sizes in self.more if sizes not in known)]
+
     def _scored(self) -> tuple[Ints, Floats]:
-        """The codes of all candidates, and their times at all looks."""
+        """The codes of all candidates, or where they are measured of those that contend, and their
+        times at all places."""
         every = {code for look in self.looked for code in look.codes}
         codes = np.array(sorted(every - self.refused.keys()), np.int64)
+        if self.timing and len(codes):
+            codes, times = self.timing(self._places(), codes)
+            self.refused |= self.timing.faulty
+            usable = np.isfinite(times).any(0) & ~np.isin(codes, list(self.refused))
+            return codes[usable], times[:, usable]
         if not len(codes):
             raise BadInput(f"every candidate was refused: {next(iter(self.refused.values()))}")
-        times = matrix(self.judge, [look.sizes for look in self.looked], codes)
+        return codes, matrix(self.judge, self._places(), codes)
+
+    def _times(self, places: Sequence[Sizes], codes: Ints) -> Floats:
+        """[places, codes] seconds, by measurement or the reward."""
         if self.timing:
-            times = self.timing(self.looked, codes, times)
-            self.refused |= self.timing.faulty
-            usable = np.isfinite(times).any(0)
-            codes, times = codes[usable], times[:, usable]
-        return codes, times
+            return self.timing.times(places, codes)
+        return matrix(self.judge, places, codes)
 
     def _choices(self, codes: Ints, times: Floats, numbers: Sequence[int]) -> list[tuple[int, ...]]:
-        """Portfolios of so many kernels, by the looks and by sizes between them."""
-        places = between(self.judge.ranges, BETWEEN)
-        said = np.log(matrix(self.judge, places, codes))
-        both = np.vstack([times, np.exp(said + self._error(codes, times, places))])
-        return [choose(both, number) for number in numbers]
-
-    def _error(
-        self, codes: Ints, times: Floats, places: Sequence[Sizes], more: Sequence[Sizes] = ()
-    ) -> Floats:
-        """[places, codes] log of measured over predicted times, by what was measured near; 0
-        where nothing was."""
+        """Portfolios of so many kernels, by the places and by sizes between them."""
         if not self.timing:
-            return np.zeros((len(places), len(codes)))
-        looked = [*(look.sizes for look in self.looked), *more]
-        with np.errstate(invalid="ignore"):
-            error = np.log(times) - np.log(matrix(self.judge, looked, codes))
-        return interpolated(looked, error, places)
+            more = matrix(self.judge, between(self.judge.ranges, BETWEEN), codes)
+            times = np.vstack([times, more])
+        return [choose(times, number) for number in numbers]
 
     def _ends(self) -> dict[str, list[int]]:
         return bounds(self.judge.ranges, CELLS, looks(self.judge.ranges, LOOKS))
@@ -185,7 +207,7 @@ class Search:
         if sum(len(values) > 1 for values in ends.values()) != 1:
             return []
         places = [dict(zip(ends, row, strict=True)) for row in itertools.product(*ends.values())]
-        rounds = np.array([self.judge.rounds(sizes, codes) for sizes in places])
+        rounds = np.exp2([self.judge.load(sizes, codes)[:, 0] for sizes in places]).round()
         legal = np.array([self.judge.legal(sizes, codes) for sizes in places])
         both = legal[1:] & legal[:-1]
         steps = both & (rounds[1:] > rounds[:-1]) & (rounds[:-1] <= 3)
@@ -197,9 +219,9 @@ class Search:
         jobs: dict[int, tuple[Problem, Strategy]] = {}
         for column in chosen:
             if (code := int(codes[column])) not in self.built:
-                home = self.looked[int(np.flatnonzero(np.isfinite(times[:, column]))[-1])]
-                problem = self.judge.problem(home.sizes)
-                strategy = self.judge.some(home.sizes, codes[[column]]).strategy(code)
+                home = self._places()[int(np.flatnonzero(np.isfinite(times[:, column]))[-1])]
+                problem = self.judge.problem(home)
+                strategy = self.judge.some(home, codes[[column]]).strategy(code)
                 jobs[code] = problem, strategy
         made = compile_all(list(jobs.values()), self.judge.device, self.jobs) if jobs else []
         for code, outcome in zip(jobs, made, strict=True):
@@ -217,19 +239,17 @@ class Search:
                     self.refused[code] = f"{kernel.strategy.key}: emulated: {run}"
         return not any(int(codes[c]) in self.refused for c in chosen)
 
-    def _dispatch(
-        self, codes: Ints, measured: Floats
-    ) -> tuple[dict[str, tuple[int, ...]], Grid, list[Cell]]:
+    def _dispatch(self, codes: Ints) -> tuple[dict[str, tuple[int, ...]], Grid, list[Cell]]:
         """Upper ends and members of cells, and the cells that no member serves."""
         ends = self._ends()
         grid = list(_cells(self.judge.ranges, ends))
         shape = tuple(map(len, ends.values()))
         legal = self._legal(grid, codes)
-        times = np.where(legal, self._cell_times(grid, codes, measured), np.inf)
+        times = np.where(legal, self._cell_times(grid, codes), np.inf)
         if self.timing and (places := self._contested(grid, times)):
-            more = self.timing.between(places, codes)
-            times = self._cell_times(grid, codes, np.vstack([measured, more]), places)
-            times = np.where(legal, times, np.inf)
+            self.timing.together(places, codes, share=1.0)
+            self.more += places
+            times = np.where(legal, self._cell_times(grid, codes), np.inf)
         while (left := ~np.isfinite(times).any(1)).sum() == 0:
             cells = times.argmin(1)
             differ = self._other_text(grid, codes, cells)
@@ -261,26 +281,18 @@ class Search:
     def _contested(self, grid: Sequence[Cell], times: Floats) -> list[Sizes]:
         """The largest sizes of cells, not looked at, where the second of these kernels is near the
         best: at most MORE, spread over the ranges."""
-        known = [look.sizes for look in self.looked]
+        known = self._places()
         first = np.sort(times, axis=1)[:, :2]
         near = first[:, -1] < CONTEND * first[:, 0] if times.shape[1] > 1 else np.zeros(len(grid))
         found = [high for (_, high), close in zip(grid, near, strict=True)
                  if close and high not in known]  # fmt: skip
         return [found[i] for i in spread(len(found))[:MORE]]
 
-    def _cell_times(
-        self, grid: Sequence[Cell], codes: Ints, times: Floats, more: Sequence[Sizes] = ()
-    ) -> Floats:
-        """[cells, codes] seconds: of a cell's largest sizes and its middle, the geometric mean; by
-        the reward, corrected by what was measured near: `times` [looks and `more` sizes, codes]."""
-        predicted = []
-        for low, high in grid:
-            middle = {n: round(math.sqrt(low[n] * high[n])) for n in low}
-            both = {tuple(place.items()): place for place in (high, middle)}
-            rows = np.log(matrix(self.judge, list(both.values()), codes))
-            predicted.append(rows.mean(0))
-        error = self._error(codes, times, [high for _, high in grid], more)
-        return np.asarray(np.exp(np.array(predicted) + error))
+    def _cell_times(self, grid: Sequence[Cell], codes: Ints) -> Floats:
+        """[cells, codes] seconds: of a cell's largest sizes and its middle, the geometric mean."""
+        middles = [{n: round(math.sqrt(low[n] * high[n])) for n in low} for low, high in grid]
+        ends = self._times([high for _, high in grid], codes)
+        return np.asarray(np.sqrt(ends * self._times(middles, codes)))
 
     def _other_text(self, grid: Sequence[Cell], codes: Ints, cells: Ints) -> list[tuple[int, int]]:
         """Cells and their members that another text, or none, is made for there: of the outermost
@@ -303,22 +315,19 @@ class Search:
             for sizes in corners(*cell)
         )
 
-    def _library(
-        self, codes: Ints, times: Floats, chosen: Sequence[int],
-        ends: Mapping[str, tuple[int, ...]], cells: Grid,
-    ) -> Library:  # fmt: skip
+    def _library(self, choice: Choice) -> Library:
         """Members in the order in which they first serve; those that serve nothing are left out."""
-        order = list(dict.fromkeys(cells.ravel().tolist()))
-        place = np.full(len(chosen), -1)
+        codes, order = choice.codes, list(dict.fromkeys(choice.cells.ravel().tolist()))
+        place = np.full(len(choice.chosen), -1)
         place[order] = np.arange(len(order))
-        cells = place[cells]
-        kept = [chosen[i] for i in order]
+        kept = [choice.chosen[i] for i in order]
+        times = self._times(self._places(), codes)
         least = times.min(1) if self.timing else np.array([look.seconds for look in self.looked])
         members = [self.built[int(codes[c])] for c in kept]
         library = Library(
             ranges=self.judge.ranges, device=self.judge.device, members=tuple(members),
             emulations=tuple(self.emulations.get(int(codes[c])) for c in kept),
-            bounds=ends, cells=cells, looked=(), held_out=(),
+            bounds=choice.ends, cells=place[choice.cells], looked=(), held_out=(),
             costs=tuple(
                 math.expm1(mean_loss(times, some, least))
                 for some in self._choices(codes, times, range(1, self.most + 1))
@@ -326,33 +335,38 @@ class Search:
             candidates=len(codes), refused=tuple(self.refused.values()),
         )  # fmt: skip
         looked = []
-        for row, look in enumerate(self.looked):
-            member = library.member_at(look.sizes)
-            looked.append(Served(look.sizes, member, times[row, kept[member]], least[row]))
+        for row, sizes in enumerate(self._places()):
+            member = library.member_at(sizes)
+            looked.append(Served(sizes, member, times[row, kept[member]], least[row]))
         drawn = self._drawn(library, codes[kept])
         return Library(**vars(library) | {"looked": tuple(looked), "held_out": drawn})
 
-    def _drawn(self, library: Library, codes: Ints) -> tuple[Served, ...]:
-        """Sizes drawn at random over the octaves, by the reward: the member that serves each
-        against the best of its whole space."""
-        rng = np.random.default_rng([self.seed, HELD_OUT])
-        known = [look.sizes for look in self.looked]
-        free, found = library.ranges.free, {}
-        for _ in range(HELD_OUT):
+    def _random_sizes(self, count: int, salt: int) -> list[Sizes]:
+        """Sizes drawn at random over the octaves, which are no places yet."""
+        rng, found = np.random.default_rng([self.seed, salt]), list[Sizes]()
+        free, known = self.judge.ranges.free, self._places()
+        for _ in range(count):
             spans = {n: (math.log(low), math.log(high + 1)) for n, (low, high) in free.items()}
             sizes = {n: int(math.exp(rng.uniform(*span))) for n, span in spans.items()}
             sizes = {n: min(max(v, free[n][0]), free[n][1]) for n, v in sizes.items()}
-            if sizes not in known:
-                found[tuple(sizes.items())] = sizes
-        out = []
-        for sizes in tqdm(found.values(), desc="judge", unit="size", disable=not found):
-            member, best = library.member_at(sizes), self.look(sizes).seconds
+            if sizes not in known and sizes not in found:
+                found.append(sizes)
+        return found
+
+    def _drawn(self, library: Library, codes: Ints) -> tuple[Served, ...]:
+        """Sizes drawn at random over the octaves, by the reward: the member that serves each
+        against the best of its whole space; none of these where times are measured, of which the
+        reward is no judge."""
+        out, found = [], self._random_sizes(HELD_OUT, HELD_OUT)
+        for sizes in tqdm(found, desc="judge", unit="size", disable=not found):
+            member = library.member_at(sizes)
             seconds = float(self.judge.seconds(sizes, codes)[member])
             if not math.isfinite(seconds):
                 key = library.members[member].strategy.key
                 raise BadInput(f"{key} is not legal at {sizes}, in the midst of sizes where it is: "
                                "narrow the ranges")  # fmt: skip
-            out.append(Served(sizes, member, seconds, best))
+            if not self.timing:
+                out.append(Served(sizes, member, seconds, self.look(sizes).seconds))
         return tuple(out)
 
 

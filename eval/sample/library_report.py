@@ -118,7 +118,8 @@ def page(library: Library, origin: Origin, plotted: bool = True) -> str:
                                            *(f"refused: {text}" for text in library.refused)]),
         "## Members\n\n" + _members(library),
         "## Sizes looked at\n\n" + _rows(library, library.looked),
-        "## Sizes drawn at random, by the reward\n\n" + _rows(library, library.held_out),
+        *(["## Sizes drawn at random, by the reward\n\n" + _rows(library, library.held_out)]
+          if library.held_out else []),
         "## Made by\n\n" + markdown(("what", "which"), origin.tools.items(), left=2),
         *([f"![times and losses by size]({PLOT})"] if plotted else []),
     ]  # fmt: skip

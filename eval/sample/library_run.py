@@ -47,6 +47,7 @@ class Asked:
 
     gpu       the name of the one to measure on, or None
     recorded  where there is none, choose by what DIR.records.jsonl has
+    believed  files of records of other runs: candidates, and their times for the first
     seconds   how long to measure
     looks     a file that keeps what was looked at; None: one that the end of the run removes
     wide      candidates of the family's wide space, too
@@ -66,6 +67,7 @@ class Asked:
     jobs: int | None = None
     gpu: str | None = None
     recorded: bool = False
+    believed: tuple[Path, ...] = ()
     seconds: float = math.inf
     looks: Path | None = None
     wide: bool = False
@@ -149,6 +151,8 @@ def make_library(asked: Asked) -> None:
     if asked.looks is None:
         state.remove()
     print(summary(library, origin))
+    if timing:
+        print(timing.said())
     for refused in library.refused:
         print(f"refused {refused}", file=sys.stderr)
     print(f"written to {asked.out}: {MANIFEST}, PTX, cubins, {SOLUTION}; {PAGE} says more")
@@ -163,11 +167,12 @@ def _timing(ready: Prepared, stack: ExitStack) -> GpuTiming | None:
         known = measurer.records.latest()
     elif asked.recorded:
         known = {r.identity: r for r in read_records(path)}
-        if not known:
+        if not known and not asked.believed:
             raise BadInput(f"{path}: no measurements; make them with --measure yes")
     else:
         return None
-    return GpuTiming(ready.judge, measurer, asked.k, asked.most, known, asked.seconds)
+    elsewhere = [r for path in asked.believed for r in read_records(path)]
+    return GpuTiming(ready.judge, measurer, asked.most, known, asked.seconds, elsewhere)
 
 
 def _tools(asked: Asked, reward: Reward) -> dict[str, str]:
@@ -187,10 +192,11 @@ def _tools(asked: Asked, reward: Reward) -> dict[str, str]:
 
 def _known_by(timing: GpuTiming | None, reward: Reward) -> str:
     """What times are by, in a few words."""
-    if timing is None:
+    if timing is None or (timing.measurer is None and not timing.model.seen):
         return reward.name
-    gpus = sorted({str(r.gpu["name"]) for r in timing.records.values() if "name" in r.gpu})
-    if not gpus:
+    records = [*timing.records.values(), *timing.elsewhere]
+    gpus = sorted({str(r.gpu["name"]) for r in records if "name" in r.gpu})
+    if not timing.model.seen:
         raise BadInput("no kernel was measured: give a longer --time-limit")
     return f"measurement on {' and '.join(gpus)}"
 

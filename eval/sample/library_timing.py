@@ -1,150 +1,252 @@
 """Times of a library's candidates measured on this machine's GPU, in place of the reward's.
 
-At each look its own candidates and a few that serve many sizes are checked and timed, and what was
-fastest at the looks next to it, which the reward may not say. Then those chosen are timed again, in
-the same rounds as the best of the look, and at sizes between looks in the same rounds as each
-other. Records are appended to a file, and what it holds is not measured again: without a GPU, or
-when the time for it is up, what the file has counts, and elsewhere the reward, corrected by what
-was measured near. Where lengths are on the device a few patterns of them count, and a kernel's time
-is their geometric mean.
+A table of candidates by places is filled in the order that matters: portfolios are chosen from
+tables that could be so by what is known (`time_model`), and what would serve a place in one of them
+is measured there; a candidate that cannot win is in none and costs nothing more. Then the chosen
+are timed in the same rounds as their nearest rivals, and as each other where they contend. Records
+are appended to a file, and what it holds is not measured again: without a GPU, or when the time for
+it is up, what there is counts. Where lengths are on the device a few patterns of them count, and a
+kernel's time is their geometric mean.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from tqdm import tqdm
 
-from ptxflow.env.measurements import REFINE
+from ptxflow.compiler.family import Strategy
+from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.eval.bench.candidates import Candidate
 from ptxflow.eval.bench.measurer import Measurer, seconds
 from ptxflow.eval.bench.records import Identity, Record
-from ptxflow.eval.sample.looks import Flags, Floats, Ints, Judge, Look
+from ptxflow.eval.sample.looks import Floats, Ints, Judge
 from ptxflow.eval.sample.portfolio import choose
 from ptxflow.eval.sample.ranges import Sizes
+from ptxflow.eval.sample.time_model import ELSEWHERE, SCREENED, TOGETHER, TimeModel
 
-PATTERNS = 3  # of lengths, at each look
-HOPELESS = 1.5  # times the best that is predicted: not measured
-BESIDE = 2  # of a look's fastest, timed with the chosen
-LEFT = 0.3  # share of these that time may not suffice for
+PATTERNS = 3  # of lengths, at each place
+DRAWS, BATCH = 16, 96  # tables drawn, and kernels measured until others are
+FRESH = 192  # candidates that do not contend yet, and may
+KNOWN = 0.02  # an error of the model below which nothing is measured
+RACING, REFINING = 0.6, 0.85  # shares of the time after which no more is raced, and timed together
+BESIDE, NEAR = 1, 1.15  # of a place's fastest, timed with the chosen that are as near to the best
 ROUNDS_SECONDS = 0.15  # of the GPU, for kernels timed together
+FASTEST = 4  # of a place that are recorded, and candidates therefore
 FAULTS = ("wrong", "hang", "fault", "compile_error")
-#: shares of the time after which looks are no longer screened, with candidates of the looks next to
-#: them, timed together; the rest is for sizes between them
-SCREENING, NEXT, TOGETHER = 0.4, 0.5, 0.85
-NEIGHBOURS, FASTEST = 4, 2  # of a look, and of each of them
 
 
 @dataclass
 class GpuTiming:
-    """Measures at looks; `k` candidates of each, and `most` that serve many.
+    """Measures candidates at places, for a portfolio of `most`.
 
-    measurer  None: the records alone count
-    records   those there are, by identity
-    seconds   how long it may measure
+    measurer   None: the records alone count
+    records    those there are, by identity
+    elsewhere  of other runs and machines: candidates, and times that are believed less
+    seconds    how long it may measure
+    spent      seconds of measuring, by what for
     """
 
     judge: Judge
     measurer: Measurer | None
-    k: int
     most: int
     records: dict[Identity, Record]
     seconds: float = math.inf
+    elsewhere: Sequence[Record] = ()
+    clock: Callable[[], float] = time.monotonic
     faulty: dict[int, str] = field(default_factory=dict)  # by code: what a record says of it
-    refined: dict[int, dict[int, float]] = field(default_factory=dict)  # by look and code: together
-    spent: float = 0.0  # seconds of measuring
+    spent: dict[str, float] = field(default_factory=lambda: {"race": 0.0, "together": 0.0})
+    contenders: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    _considered: set[int] = field(default_factory=set)
 
-    def __call__(self, looked: Sequence[Look], codes: Ints, said: Floats) -> Floats:
-        """[looks, codes] seconds: measured; of what was not, no better than the best measured;
-        infinite where `said`, the reward's, is, and of kernels that failed."""
-        many = choose(said, self.most)
-        out, known = said.copy(), np.zeros(len(looked), bool)
-        asked = {row: self._asked(looked[row], codes, said[row], many) for row in spread(len(out))}
-        self._ahead((looked[row], codes[columns]) for row, columns in asked.items())
-        for row, columns in tqdm(asked.items(), desc="measure", unit="size"):
-            times = self._timed(looked[row], codes[columns], SCREENING)
-            known[row] = np.isfinite(times).any()
-            out[row] = _calibrated(said[row], columns, times)
-        self._from_neighbours(looked, codes, said, out, known)
-        if known.any() and not known.all():
-            sizes = [look.sizes for look in looked]
-            far, near = (list(np.array(sizes, object)[rows]) for rows in (~known, known))
-            with np.errstate(invalid="ignore"):
-                error = np.log(out[known]) - np.log(said[known])
-            out[~known] = said[~known] * np.exp(interpolated(near, error, far))
-        return self._settled(codes, out)
+    def __post_init__(self) -> None:
+        self.model, self._right = TimeModel(self.judge), set[str]()  # keys that were checked here
+        self._recorded = [
+            *self._recall(self.elsewhere, ELSEWHERE),
+            *self._recall(self.records.values(), SCREENED),
+        ]
 
-    def _asked(self, look: Look, codes: Ints, said: Floats, many: Sequence[int]) -> Ints:
-        """[n] columns of what is measured at a look: its own and `many`, if there is hope."""
-        own = {*look.drawn, *look.best[: max(0, self.k - len(look.drawn))]}
-        asked = np.isin(codes, list(own))
-        asked[list(many)] = True
-        return np.flatnonzero(asked & (said < HOPELESS * said.min()))
+    def __call__(self, places: Sequence[Sizes], codes: Ints) -> tuple[Ints, Floats]:
+        """Which of these contend and were measured anywhere, recorded ones too, and [places,
+        contenders] their seconds; of a kernel that failed infinite. All that contend, where those
+        measured do not serve every place."""
+        codes = np.union1d(codes, np.array(self._recorded, np.int64))
+        if fresh := {*codes.tolist()} - self._considered:
+            self._considered |= fresh
+            some = np.union1d(self.contenders, np.array([*fresh], np.int64))
+            self.contenders = np.union1d(self.contenders, self._contending(places, some))
+        while self.measurer and self._before(RACING):
+            asked = self._asked(places)
+            if not asked:
+                break
+            self._ahead(asked)
+            for sizes, columns in tqdm(asked, desc="race", unit="size", leave=False):
+                if self._before(RACING):
+                    self._timed(sizes, columns)
+            right = ~np.isin(self.contenders, list(self.faulty))
+            self.contenders = self.contenders[right]
+        measured = np.isin(self.contenders, [code for _, code in self.model.seen])
+        times = self.times(places, self.contenders)
+        if np.isfinite(times[:, measured]).any(1).all():  # they serve every place
+            return self.contenders[measured], times[:, measured]
+        return self.contenders, times
 
-    def _ahead(self, rows: Iterable[tuple[Look, Ints]]) -> None:
-        """Have what is measured first compiled meanwhile."""
-        if self.measurer and self.spent < SCREENING * self.seconds:
+    def times(self, places: Sequence[Sizes], codes: Ints) -> Floats:
+        """[places, codes] seconds, by what was measured."""
+        found = np.exp(self.model.table(places, codes)[0])
+        found[:, np.isin(codes, list(self.faulty))] = np.inf
+        return found
+
+    def together(self, places: Sequence[Sizes], chosen: Ints, share: float = REFINING) -> None:
+        """Time the chosen that contend at each place, and the fastest of the others there, in the
+        same rounds, until this share of the time is spent."""
+        rest = np.setdiff1d(self.contenders, chosen) if share == REFINING else chosen[:0]
+        own, others = self.times(places, chosen), self.times(places, rest)
+        for row in tqdm(spread(len(places)), desc="measure together", unit="size", leave=False):
+            least = min(own[row].min(), others[row].min(initial=np.inf))
+            beside = rest[np.argsort(others[row], kind="stable")[:BESIDE]]
+            codes = np.append(chosen[own[row] < NEAR * least], beside)
+            if len(codes) > 1 and self._before(share):
+                self._refined(places[row], np.sort(codes))
+
+    def _before(self, share: float) -> bool:
+        return sum(self.spent.values()) < share * self.seconds
+
+    def said(self) -> str:
+        """What was measured, and where the seconds went."""
+        kernels, sizes = ({key[i] for key in self.model.seen} for i in (1, 0))
+        where = ", ".join(f"{n} {s:.0f} s" for n, s in self.spent.items())
+        return (
+            f"measured: {len(kernels)} kernels, {len(sizes)} sizes, {len(self.model.seen)} times"
+            f"{f'; {where}' if where else ''}"
+        )
+
+    def _contending(self, places: Sequence[Sizes], codes: Ints) -> Ints:
+        """Codes of what portfolios hold that are chosen from drawn tables, and of what is recorded
+        to be fast."""
+        mean, sd = TimeModel(self.judge).table(places, codes)  # by the reward: there are many
+        found = {*self._recorded} & {*codes.tolist()}
+        for table in drawn(mean, sd):
+            found |= {*codes[list(choose(np.exp(table), self.most))].tolist()}
+        return np.array(sorted(found - self.faulty.keys()), np.int64)
+
+    def _asked(self, places: Sequence[Sizes]) -> list[tuple[Sizes, Ints]]:
+        """What to measure next: sizes, since inputs and references cost more than a kernel, and
+        codes for them, which contend from now on."""
+        rng = np.random.default_rng([len(self.model.seen), FRESH])
+        rest = np.array(sorted(self._considered - self.faulty.keys()), np.int64)
+        rest = rng.permutation(np.setdiff1d(rest, self.contenders))[:FRESH]
+        codes = np.append(self.contenders, rest)
+        mean, sd = self.model.table(places, codes)
+        worth = np.zeros(mean.shape)
+        for table in drawn(mean, sd, len(self.model.seen)):
+            chosen = np.array(choose(np.exp(table), self.most))
+            serving = chosen[table[:, chosen].argmin(1)]
+            rows = np.arange(len(places))
+            worth[rows, serving] += np.where(np.isfinite(mean[rows, serving]), sd[rows, serving], 0)
+        worth[sd < KNOWN] = 0
+        found, left = dict[int, Ints](), BATCH
+        for row in np.argsort(-worth.sum(1), kind="stable").tolist():
+            columns = np.flatnonzero(worth[row])
+            if left > 0 and len(columns):
+                found[row] = columns
+                left -= len(columns)
+        for columns in found.values():
+            self.contenders = np.union1d(self.contenders, codes[columns])
+        return [(places[row], codes[found[row]]) for row in sorted(found)]
+
+    def _ahead(self, rows: Iterable[tuple[Sizes, Ints]]) -> None:
+        """Have what is measured next compiled meanwhile."""
+        if self.measurer:
             self.measurer.ahead(
                 c
-                for look, codes in rows
-                for sizes in self._patterns(look.sizes)
+                for at, codes in rows
+                for sizes in self._patterns(at)
                 for c in self._candidates(sizes, codes[self.judge.legal(sizes, codes)])
             )
 
-    def _from_neighbours(
-        self, looked: Sequence[Look], codes: Ints, said: Floats, out: Floats, known: Flags
-    ) -> None:
-        """Time at each look what was fastest at those next to it; changes `out` and `known`."""
-        places = np.log2([list(look.sizes.values()) for look in looked])
-        before, measured = out.copy(), known.copy()
-        for row in tqdm(spread(len(looked)), desc="measure neighbours'", unit="size"):
-            order = np.argsort(((places - places[row]) ** 2).sum(1), kind="stable")
-            near = [n for n in order[1 : NEIGHBOURS + 1] if measured[n]]
-            best = {c for n in near for c in np.argsort(before[n], kind="stable")[:FASTEST]}
-            columns = np.array(sorted(c for c in best if np.isfinite(said[row, c])), np.int64)
-            times = self._timed(looked[row], codes[columns], NEXT) if len(columns) else np.zeros(0)
-            found = np.isfinite(times)
-            if known[row]:
-                out[row, columns[found]] = times[found]
-            elif found.any():
-                out[row], known[row] = _calibrated(said[row], columns, times), True
+    def _timed(self, at: Sizes, codes: Ints) -> None:
+        """Check and time kernels at these sizes."""
+        assert self.measurer
+        begun = self.clock()
+        for sizes in self._patterns(at):
+            asked = self._candidates(sizes, codes[self.judge.legal(sizes, codes)])
+            self._keep(self.measurer(asked))
+        self._learn(at, codes, SCREEN, SCREENED)
+        self.spent["race"] += self.clock() - begun
 
-    def together(
-        self, looked: Sequence[Look], codes: Ints, times: Floats, chosen: Sequence[int]
-    ) -> bool:
-        """Time the chosen and each look's fastest, by `times` [looks, codes], in the same rounds:
-        later calls know them so, and no other kernel better than the best of these. Whether all
-        that should be was timed."""
-        asked = missing = 0
-        for row in tqdm(spread(len(looked)), desc="measure together", unit="size"):
-            fastest = np.argsort(times[row], kind="stable")[:BESIDE]
-            near = times[row] < 2 * HOPELESS * times[row].min()
-            columns = np.array(sorted({*fastest, *(c for c in chosen if near[c])}))
-            found = self._refined(looked[row].sizes, codes[columns], TOGETHER)
-            fresh = zip(codes[columns].tolist(), found.tolist(), strict=True)
-            kept = self.refined.setdefault(row, {})
-            kept |= {code: value for code, value in fresh if math.isfinite(value)}
-            asked, missing = asked + len(columns), missing + int((~np.isfinite(found)).sum())
-        return missing <= LEFT * asked
+    def _refined(self, at: Sizes, codes: Ints) -> None:
+        """Time kernels in the same rounds at these sizes."""
+        begun = self.clock()
+        for sizes in self._patterns(at):
+            right = self.judge.legal(sizes, codes) & ~np.isin(codes, list(self.faulty))
+            asked = self._candidates(sizes, codes[right])
+            fresh = any((*c.identity[:4], REFINE) not in self.records for c in asked)
+            if self.measurer and fresh:
+                self._keep(self.measurer([c for c in asked if c.strategy.key not in self._right]))
+                asked = [c for c in asked if c.strategy.key in self._right]
+                how = {"every_baseline": False, "seconds": ROUNDS_SECONDS}
+                self._keep(self.measurer.together(asked, **how))
+        self._learn(at, codes, SCREEN, SCREENED)
+        self._learn(at, codes, REFINE, TOGETHER)
+        self.spent["together"] += self.clock() - begun
 
-    def _settled(self, codes: Ints, times: Floats) -> Floats:
-        """Times [looks, codes] with what was timed together, and without what failed; changed."""
-        for row, kept in self.refined.items():
-            if kept:
-                times[row] = np.maximum(times[row], min(kept.values()))
-                known = np.isin(codes, list(kept))
-                times[row, known] = [kept[c] for c in codes[known].tolist()]
-        times[:, np.isin(codes, list(self.faulty))] = np.inf
-        return times
+    def _keep(self, found: Sequence[Record]) -> None:
+        self.records |= {r.identity: r for r in found}
+        self._right |= {r.key for r in found if r.status == "ok"}
 
-    def between(self, places: Sequence[Sizes], codes: Ints) -> Floats:
-        """[places, codes] seconds of these kernels, timed together; infinite where not."""
-        bar = tqdm(places, desc="measure between", unit="size", disable=not places)
-        return np.array([self._refined(sizes, codes, 1.0) for sizes in bar]).reshape(-1, len(codes))
+    def _learn(self, at: Sizes, codes: Ints, timing_pass: str, error: float) -> None:
+        """Tell the model what records have of these kernels at these sizes."""
+        logs = np.zeros(len(codes))
+        for sizes in self._patterns(at):
+            for i, c in enumerate(self._candidates(sizes, codes)):
+                record = self.records.get((*c.identity[:4], timing_pass))
+                if record and record.status in FAULTS:
+                    self.faulty[int(codes[i])] = _fault(record)
+                logs[i] += np.log(math.inf if record is None else seconds(record))
+        known = np.isfinite(logs)
+        if known.any():
+            times = np.exp(logs[known] / len(self._patterns(at)))
+            self.model.add(at, codes[known], times, error)
+
+    def _recall(self, records: Collection[Record], error: float) -> list[int]:
+        """Tell the model what was recorded of today's strategies; the codes of what was fast."""
+        judge, strategies = self.judge, dict[str, int | None]()
+        same = {d for d in {r.definition for r in records} if d == judge.ranges.definition.name
+                or (error == ELSEWHERE and judge.alike(d))}  # fmt: skip
+        found = defaultdict[str, dict[tuple[tuple[str, int], ...], dict[int, float]]](
+            lambda: defaultdict(dict)
+        )
+        for r in records:
+            if r.definition not in same or r.device != judge.device.name:
+                continue
+            if r.key not in strategies:
+                strategies[r.key] = judge.code(Strategy.from_json(r.strategy))
+            if (code := strategies[r.key]) is not None and judge.ranges.hold(r.axes):
+                at = tuple((n, r.axes[n]) for n in judge.ranges.free)
+                found[r.timing_pass][at][code] = seconds(r)
+                if r.status in FAULTS and error != ELSEWHERE:
+                    self.faulty[code] = _fault(r)
+        timed = list[tuple[Sizes, dict[int, float], float]]()
+        patterns = self._patterns if error != ELSEWHERE else _alone  # there one may do
+        for timing_pass, rows in found.items():
+            exact = TOGETHER if timing_pass == REFINE and error != ELSEWHERE else error
+            for at in {tuple(patterns(dict(at))[0].items()) for at in rows}:
+                both = [rows.get(tuple(p.items()), {}) for p in patterns(dict(at))]
+                logs = {c: [math.log(b.get(c, math.inf)) for b in both] for c in both[0]}
+                times = {c: math.exp(np.mean(v)) for c, v in logs.items() if math.inf not in v}
+                timed.append((dict(at), times, exact))
+        fast = {c for _, times, _ in timed for c in sorted(times, key=lambda c: times[c])[:FASTEST]}
+        for place, times, exact in timed:
+            codes = [c for c in times if error != ELSEWHERE or c in fast]
+            if codes:
+                self.model.add(place, np.array(codes), np.array([times[c] for c in codes]), exact)
+        return sorted(fast - self.faulty.keys())
 
     def _patterns(self, sizes: Sizes) -> list[Sizes]:
         return self.judge.ranges.patterns(sizes)[:PATTERNS]
@@ -157,76 +259,21 @@ class GpuTiming:
             for c in codes
         ]  # fmt: skip
 
-    def _timed(self, look: Look, codes: Ints, share: float) -> Floats:
-        """[n] seconds, the geometric mean over patterns of lengths; infinite of failures, and of
-        those not yet measured when this share of the time is spent."""
-        logs = []
-        for sizes in self._patterns(look.sizes):
-            legal = self.judge.legal(sizes, codes)
-            row = np.full(len(codes), np.inf)
-            asked = self._candidates(sizes, codes[legal])
-            if self.measurer and self.spent < share * self.seconds:
-                begun = time.monotonic()
-                self._keep(self.measurer(asked), begun)
-            row[legal] = self._known(codes[legal], [c.identity for c in asked])
-            logs.append(np.log(row))
-        return np.asarray(np.exp(np.mean(logs, axis=0)))
 
-    def _keep(self, found: Sequence[Record], begun: float) -> None:
-        """Add to the records what was measured, and to the time what it took."""
-        self.records |= {r.identity: r for r in found}
-        self.spent += time.monotonic() - begun
-
-    def _known(self, codes: Ints, names: Sequence[Identity]) -> list[float]:
-        """Seconds, by the records of these identities; infinite where there is none."""
-        found = zip(codes, map(self.records.get, names), strict=True)
-        return [math.inf if r is None else self._seconds(c, r) for c, r in found]
-
-    def _refined(self, at: Sizes, codes: Ints, share: float) -> Floats:
-        """[n] seconds of kernels timed together, until this share of the time is spent."""
-        logs = []
-        for sizes in self._patterns(at):
-            legal = self.judge.legal(sizes, codes) & ~np.isin(codes, list(self.faulty))
-            asked = self._candidates(sizes, codes[legal])
-            names = [(*c.identity[:4], REFINE) for c in asked]
-            fresh = any(name not in self.records for name in names)
-            if self.measurer and fresh and len(asked) and self.spent < share * self.seconds:
-                begun = time.monotonic()
-                found = self.measurer.together(asked, every_baseline=False, seconds=ROUNDS_SECONDS)
-                self._keep(found, begun)
-            row = np.full(len(codes), np.inf)
-            row[legal] = self._known(codes[legal], names)
-            logs.append(np.log(row))
-        return np.asarray(np.exp(np.mean(logs, axis=0)))
-
-    def _seconds(self, code: int, record: Record) -> float:
-        if record.status in FAULTS:
-            self.faulty[int(code)] = f"{record.key}: measured: {record.status}: {record.detail}"
-        return seconds(record)
+def _alone(sizes: Sizes) -> list[Sizes]:
+    return [sizes]
 
 
-def _calibrated(said: Floats, columns: Ints, times: Floats) -> Floats:
-    """[codes] the times of these columns; of the others what the reward says, by what it errs in
-    the middle, and a little more than the best."""
-    known = np.isfinite(times)
-    out = said.copy()
-    if known.any():
-        error = float(np.median(times[known] / said[columns[known]]))
-        out = np.maximum(said * error, 1.02 * times.min())
-    out[columns] = times
-    return out
+def _fault(record: Record) -> str:
+    return f"{record.key}: measured: {record.status}: {record.detail}"
 
 
-def interpolated(places: Sequence[Sizes], values: Floats, at: Sequence[Sizes]) -> Floats:
-    """[at, columns] values [places, columns], not all known, between places: weighted by the fourth
-    power of the inverse distance in octaves; 0 in a column of which none is known."""
-    here, there = (np.log2([list(p.values()) for p in some]) for some in (places, at))
-    distance = ((there[:, None] - here[None]) ** 2).sum(-1)
-    weight = 1 / (distance + 1e-6) ** 2
-    known = np.isfinite(values)
-    total = weight @ known
-    out = weight @ np.where(known, values, 0.0)
-    return np.divide(out, total, out=np.zeros_like(out), where=total > 0)
+def drawn(mean: Floats, sd: Floats, seed: int = 0) -> Iterable[Floats]:
+    """Tables that could be so: half of an error's variance is a kernel's, at every place alike."""
+    rng = np.random.default_rng([seed, DRAWS])
+    for _ in range(DRAWS):
+        kernel, own = rng.standard_normal(mean.shape[1]), rng.standard_normal(mean.shape)
+        yield mean + sd * (kernel + own) / math.sqrt(2)
 
 
 def spread(count: int) -> list[int]:

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem
+from ptxflow.compiler.family import Family, Problem, Strategy
 from ptxflow.env.reward import Reward
-from ptxflow.env.space import Space
+from ptxflow.env.space import Space, strides_of
 from ptxflow.env.tasks.arguments import UsageError, find_family, find_problem, find_space
+from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.sample.ranges import Ranges, Sizes
 from ptxflow.eval.sample.selection import POLICY, REWARD
 from ptxflow.eval.sample.widened import AGAIN, AROUND, around, varied, widened
@@ -138,13 +139,41 @@ class Judge:
         both = itertools.chain(*itertools.zip_longest(found.tolist(), best[: TOP - WIDER].tolist()))
         return np.array(list(dict.fromkeys(c for c in both if c is not None)), np.int64)
 
-    def rounds(self, sizes: Mapping[str, int], codes: Ints) -> Ints:
-        """[n] tiles that the busiest SM works through one after the other: what jumps at the edges
-        of tiles and waves."""
-        space = self.some(sizes, codes)
+    def load(self, sizes: Mapping[str, int], codes: Ints) -> Floats:
+        """[n, 3] what jumps at the edges of tiles and waves: log2 of the tiles that the busiest SM
+        works through one after the other, how full these waves are, and log2 of what tiles compute
+        over what is asked for, up to a constant of the strategy."""
+        space, n = self.some(sizes, codes), len(codes)
         load = self.family.demand(space.fields(), space.problem, self.device)
-        waves = -(-np.asarray(load.blocks) // (self.device.sms * np.asarray(load.resident)))
-        return np.broadcast_to(np.asarray(waves * load.tiles, np.int64), len(codes))
+        tiles = np.broadcast_to(np.asarray(load.blocks * load.tiles, float), n)
+        room = self.device.sms * np.broadcast_to(np.maximum(load.resident, 1.0), n)
+        rounds = np.ceil(load.blocks / room) * load.tiles
+        cycles = tiles * load.steps * np.maximum(load.mma_cycles, 1.0)
+        columns = np.log2(rounds), tiles / room / rounds, np.log2(cycles / space.problem.flops)
+        return np.stack([np.broadcast_to(c, n) for c in columns], axis=1)
+
+    def alike(self, name: str) -> bool:
+        """Whether a definition of this name asks for the same but for element types and epilogues:
+        its constants, and decisions that are as many."""
+        if name not in names():
+            return False
+        other, own = load(name), self.ranges.definition
+        return (
+            other.const_axes == own.const_axes
+            and other.var_axes == own.var_axes
+            and find_family(other).decisions == self.listed.decisions
+        )
+
+    def code(self, strategy: Strategy) -> int | None:
+        """The code of a strategy that may be illegal anywhere; None where today's family has it
+        not."""
+        own, sizes = self.family.decisions, tuple(len(d.choices) for d in self.family.decisions)
+        try:
+            chosen = self.family.choices(strategy)
+            row = [d.choices.index(chosen[d.name]) for d in own]
+        except (KeyError, ValueError):
+            return None
+        return int(np.dot(row, strides_of(sizes)[1:]))
 
 
 def corners(low: Mapping[str, int], high: Mapping[str, int]) -> Iterator[Sizes]:

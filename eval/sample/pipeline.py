@@ -17,6 +17,7 @@ from ptxflow.env.cost import derived
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.definition import Definition, names
 from ptxflow.env.tasks.definition import load as load_definition
+from ptxflow.eval.bench.campaign import machines
 from ptxflow.eval.bench.candidates import (
     Candidate,
     Origin,
@@ -29,7 +30,6 @@ from ptxflow.eval.bench.measurer import seconds
 from ptxflow.eval.bench.records import Record
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted
-from ptxflow.eval.bench.worker import Worker
 from ptxflow.eval.sample.samples import Run, Sample, rank
 from ptxflow.eval.sample.selection import POLICY, REWARD, Chosen
 from ptxflow.eval.verify.emulation import Emulation, cached_emulation
@@ -131,22 +131,20 @@ def measure(
 ) -> dict[str, Record]:
     """Check and time each kernel in a child process, until one is right and has `stop_at` of the
     attainable speed; records by strategy key."""
-    worker, settings, origin = Worker(), Settings(), Origin(ptxas.version())
+    settings, origin = Settings(), Origin(ptxas.version())
     axes = {name: space.problem[name] for name in definition.var_axes}
     floors = Floors.of(counted(definition, axes), space.device)
     records: dict[str, Record] = {}
-    with tempfile.TemporaryDirectory(prefix="ptxflow-sample-") as folder:
-        try:
-            for kernel in tqdm(kernels, desc="measure", unit="kernel"):
-                strategy = kernel.strategy
-                candidate = Candidate(
-                    definition, space.family, space.problem, strategy, space.device
-                )
-                outcome = run_one(candidate, kernel, worker, settings, Path(folder))
-                record = make_record(candidate, outcome, gpu.to_json(), origin, kernel)
-                records[strategy.key] = record
-                if stop_at and floors.share(seconds(record) * 1e6) >= stop_at:
-                    break
-        finally:
-            worker.stop()
+    with (
+        machines(space.device) as (workers, _),
+        tempfile.TemporaryDirectory(prefix="ptxflow-sample-") as folder,
+    ):
+        for kernel in tqdm(kernels, desc="measure", unit="kernel"):
+            strategy = kernel.strategy
+            candidate = Candidate(definition, space.family, space.problem, strategy, space.device)
+            outcome = run_one(candidate, kernel, workers[0], settings, Path(folder))
+            record = make_record(candidate, outcome, gpu.to_json(), origin, kernel)
+            records[strategy.key] = record
+            if stop_at and floors.share(seconds(record) * 1e6) >= stop_at:
+                break
     return records

@@ -48,6 +48,10 @@ class Ranges:
                 known[name] = min(max(pages + pages // 4 + 16, low), high)
         return {name: known[name] for name in self.definition.var_axes}
 
+    def hold(self, axes: Mapping[str, int]) -> bool:
+        """Whether free axes are within what is served."""
+        return all(low <= axes[n] <= high for n, (low, high) in self.free.items())
+
     def patterns(self, sizes: Mapping[str, int]) -> list[Sizes]:
         """The sizes, and others next to them of which workloads have other lengths: even,
         exponential, one long among many short, uniform (see env/tasks/sequences.py)."""

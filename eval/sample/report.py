@@ -19,6 +19,7 @@ from ptxflow.command import align
 from ptxflow.compiler.launch import Launch
 from ptxflow.eval.bench.baselines import is_eager_reference
 from ptxflow.eval.bench.disagreement import named
+from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.records import Record, libraries
 from ptxflow.eval.bench.report import EAGER, baseline_name
 from ptxflow.eval.bench.roofline import TENSOR_PEAK
@@ -258,7 +259,7 @@ def _validated(sample: Sample) -> list[str]:
 
 def _strategy_rows(run: Run, sample: Sample) -> str:
     rows = [(d.name, _choice(run, sample, d.name), d.doc) for d in run.family.decisions]
-    return _markdown_table(("decision", "choice", "meaning"), rows)
+    return markdown(("decision", "choice", "meaning"), rows, left=3)
 
 
 def _derived_rows(run: Run, sample: Sample) -> str:
@@ -271,7 +272,7 @@ def _derived_rows(run: Run, sample: Sample) -> str:
         ("blocks an SM holds", d["occupancy"]),
         ("bound", d["bound"]),
     ]
-    return _markdown_table(("resource", "value"), rows)
+    return markdown(("resource", "value"), rows, left=2)
 
 
 def _performance(run: Run, sample: Sample) -> str:
@@ -320,23 +321,18 @@ def _launch_rows(sample: Sample) -> str:
         ("cluster", *(" x ".join(map(str, step.cluster)) for step in steps)),
         ("dynamic shared memory", *(f"{step.smem_bytes:,} bytes" for step in steps)),
     ]
-    table = _markdown_table(("launch", *["value"] * len(steps)), rows)
+    table = markdown(("launch", *["value"] * len(steps)), rows, left=1 + len(steps))
     return table + _markdown_workspace(sample.kernel.launch)
 
 
 def _markdown_workspace(launch: Launch) -> str:
     """Memory that kernels hand on, where there is some."""
     rows = [(w.name, f"`{w.bytes}`") for w in launch.workspace]
-    return _markdown_table(("workspace", "bytes"), rows) if rows else ""
+    return markdown(("workspace", "bytes"), rows, left=2) if rows else ""
 
 
 def _pairs(data: Mapping[str, Any], head: tuple[str, str]) -> str:
-    return _markdown_table(head, [(k, v) for k, v in data.items()])
-
-
-def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows])
+    return markdown(head, data.items(), left=2)
 
 
 def write_run(run: Run, folder: Path, solution: Json | None) -> None:

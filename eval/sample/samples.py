@@ -86,7 +86,7 @@ class Run:
     @property
     def scored(self) -> str:
         """What the predictions are of, and so what the best is the best of."""
-        return "space" if len(self.predicted) == self.valid else "draws"
+        return "space" if len(self.predicted) == self.valid else "strategies that were found"
 
     @cached_property
     def floors(self) -> Floors:

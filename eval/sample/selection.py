@@ -99,7 +99,8 @@ def reward_of(about: Mapping[str, Any], device: str, family: str) -> tuple[Rewar
     if trained == device:
         return reward, ()
     name = "analytic model" if reward.name == "model" else reward.name
-    remark = f"the policy is {trained.upper()}'s; the {name} of {device.upper()} ranks its draws"
+    owner = "of any device" if trained == "any" else f"{trained.upper()}'s"
+    remark = f"the policy is {owner}; the {name} of {device.upper()} ranks its draws"
     return reward, (remark,)
 
 

@@ -16,7 +16,6 @@ import functools
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -265,7 +264,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.traces is not None and args.workloads is None:
         parser.error("--traces are of --workloads, and none are given")
     return check_file(args)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

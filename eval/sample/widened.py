@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ptxflow.compiler.family import Decision, Family
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.reward import Reward
-from ptxflow.env.space import Space, strides_of
+from ptxflow.env.space import Space, StrategySpace, strides_of
 
 Ints = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -39,7 +39,7 @@ class WideReward:
     def name(self) -> str:
         return self.reward.name
 
-    def tflops(self, space: Space, codes: Ints) -> Array:
+    def tflops(self, space: StrategySpace, codes: Ints) -> Array:
         """float64 [n]: the nearest listed strategy's, times what the model says of the two."""
         if space.family is self.listed or not len(codes):
             return self.reward.tflops(space, codes)
@@ -53,11 +53,11 @@ class WideReward:
 def nearest(codes: Ints, listed: Family) -> Ints:
     """[n] codes of the listed family, of codes [n] of its wide space: each decision's choice, or
     that which is nearest to it."""
-    digits = _digits(codes, listed.wide)
+    rows = digits(codes, listed.wide)
     strides = strides_of(_sizes(listed))[1:]
     offered = {d.name: d.choices for d in listed.wide.decisions}
     down = [np.array([_place(d, c) for c in offered[d.name]]) for d in listed.decisions]
-    return np.asarray(sum(m[x] * s for m, x, s in zip(down, digits.T, strides, strict=False)))
+    return np.asarray(sum(m[x] * s for m, x, s in zip(down, rows.T, strides, strict=False)))
 
 
 def widened(codes: Ints, listed: Family) -> Ints:
@@ -65,15 +65,15 @@ def widened(codes: Ints, listed: Family) -> Ints:
     strides = strides_of(_sizes(listed.wide))[1:]
     offered = {d.name: d.choices for d in listed.wide.decisions}
     up = [np.array([offered[d.name].index(c) for c in d.choices]) for d in listed.decisions]
-    digits = _digits(codes, listed)
-    return np.asarray(sum(m[x] * s for m, x, s in zip(up, digits.T, strides, strict=False)))
+    rows = digits(codes, listed)
+    return np.asarray(sum(m[x] * s for m, x, s in zip(up, rows.T, strides, strict=False)))
 
 
 def around(codes: Ints, listed: Family, turns: int) -> Ints:
     """Codes of the wide space that differ from these in up to so many decisions with numbers, of
     those that listed strategies have: of others the model knows nothing."""
     family, own = listed.wide, {d.name for d in listed.decisions}
-    strides, digits = strides_of(_sizes(family))[1:], _digits(codes, family)
+    strides, held = strides_of(_sizes(family))[1:], digits(codes, family)
     numbers = [
         i
         for i, d in enumerate(family.decisions)
@@ -86,8 +86,8 @@ def around(codes: Ints, listed: Family, turns: int) -> Ints:
             near = np.ones(len(codes), bool)
             change = np.zeros(len(codes), np.int64)
             for i, to in zip(some, moved, strict=True):
-                near &= _ratio(family.decisions[i], to)[digits[:, i]] <= NEAR
-                change += (to - digits[:, i]) * strides[i]
+                near &= _ratio(family.decisions[i], to)[held[:, i]] <= NEAR
+                change += (to - held[:, i]) * strides[i]
             found.append((codes + change)[near])
     return np.unique(np.concatenate(found))
 
@@ -105,8 +105,8 @@ def _place(decision: Decision, choice: object) -> int:
     return int(np.argmin([abs(math.log(choice / max(float(c), 0.5))) for c in decision.choices]))
 
 
-def _digits(codes: Ints, family: Family) -> Ints:
-    """[n, F] places of choices."""
+def digits(codes: Ints, family: Family) -> Ints:
+    """[n, decisions] places of choices."""
     sizes = _sizes(family)
     return np.asarray(codes[:, None] // strides_of(sizes)[1:] % np.array(sizes))
 

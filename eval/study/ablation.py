@@ -12,7 +12,6 @@ import argparse
 import itertools
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.command import Parser, reports
+from ptxflow.command import Parser, add_cluster, reports
 from ptxflow.compiler.backend import sass
 from ptxflow.compiler.backend.ptxas import PtxasError
 from ptxflow.compiler.compilation import CompiledKernel
@@ -44,9 +43,8 @@ from ptxflow.eval.bench.campaign import FAILURES
 from ptxflow.eval.bench.candidates import compile_all, listed_workload
 from ptxflow.eval.bench.measurer import open_measurer, seconds
 from ptxflow.eval.study.metrics import plain
-from ptxflow.eval.study.optimum import relative_times
 from ptxflow.eval.study.runs import Runs
-from ptxflow.eval.study.search.replay import Replay
+from ptxflow.eval.study.search.replay import Replay, relative_times
 from ptxflow.eval.study.tables import ablation as ablation_table
 from ptxflow.eval.study.transfer import EFFECT
 
@@ -418,6 +416,7 @@ exit code: 0 done, 2 bad input or no GPU""",
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
     add("--measurements", type=Path, nargs="+", metavar="FILE",
         help="times are taken from (default: all in eval/measurements)")  # fmt: skip
+    add_cluster(parser)
     add("--measure", action="store_true", help="time all of them on this machine's GPU instead")
     add("--records", type=Path, default=Path("out/ablation.jsonl"), metavar="FILE",
         help="what --measure appends to (default: out/ablation.jsonl)")  # fmt: skip
@@ -428,7 +427,3 @@ exit code: 0 done, 2 bad input or no GPU""",
 @reports("ablation", *FAILURES, sass.SassError)
 def main(argv: Sequence[str] | None = None) -> int:
     return run(arguments(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

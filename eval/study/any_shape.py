@@ -5,13 +5,13 @@
 
 Of each workload every strategy is listed and rewarded by what the policy was trained on, so that
 distances are exact; shares are of the best TFLOP/s by that reward. `look-up` takes the best of the
-nearest workload of the 46 definitions' training set. Intervals of 95% are over workloads.
+nearest workload of the 46 definitions' training set, `search` the best of some 1,300 that the model
+is asked for, as for hints (`gfn/hints.py`). Intervals of 95% are over workloads.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.command import Parser
+from ptxflow.compiler.processes import each
 
 K, SEEDS = 8, 16  # strategies that are tried, and draws of them
 SHARPNESS = 2.0
-METHODS = ("policy", "look-up", "uniform")
+METHODS = ("policy", "search", "look-up", "uniform")
 Array = NDArray[np.float64]
 
 
@@ -58,6 +59,7 @@ def judged(asked: tuple[Path, str, str, int, int, float]) -> dict[str, Any]:
     from ptxflow.env.tasks.shapes import Stream
     from ptxflow.env.tasks.training_set import PRESETS, chosen
     from ptxflow.eval.study.knowledge import look_up, trained_problems
+    from ptxflow.gfn.hints import asked as asked_for
     from ptxflow.gfn.inference import draw_distinct, log_probs
 
     path, device, name, number, seed, tau = asked
@@ -72,6 +74,7 @@ def judged(asked: tuple[Path, str, str, int, int, float]) -> dict[str, Any]:
     scores = look_up(space, reward, known)
     picks = {
         "policy": [draw_distinct(logs, K, s, SHARPNESS) for s in range(SEEDS)],
+        "search": [np.searchsorted(space.codes, asked_for(space)[0][:K])],
         "look-up": [] if scores is None else [np.argsort(-scores, kind="stable")[:K]],
         "uniform": [
             rng.choice(len(worth), min(K, len(worth)), replace=False) for _ in range(SEEDS)
@@ -130,14 +133,13 @@ def main(argv: Sequence[str] | None = None) -> int:
              for f in families]  # fmt: skip
     rows: list[dict[str, Any]] = []
     until = time.monotonic() + args.limit
-    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-        for row in pool.imap_unordered(judged, asked):
-            rows.append(row)
-            if args.out:
-                with args.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-            if time.monotonic() > until:
-                break
+    for row in each(judged, asked, args.jobs, "shapes", "workload"):
+        rows.append(row)
+        if args.out:
+            with args.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        if time.monotonic() > until:
+            break
     print(f"{'family':12} shapes  distance (mean, most)  best of {K}: {', '.join(METHODS)}; "
           f"policy over {', over '.join(METHODS[1:])}")  # fmt: skip
     for family in families:

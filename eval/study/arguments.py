@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ptxflow.command import Parser
+from ptxflow.command import Parser, add_cluster
 
 RESULTS, PAGE, PLOTS, RECORDS = "results.json", "report.html", "plots", "records.jsonl"
 PARTS = ("devices", "tuning", "ablation")  # what is done besides playing the methods
@@ -97,6 +97,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def live_arguments(parser: argparse.ArgumentParser) -> None:
+    add_cluster(parser)
     add = parser.add_argument_group(
         "on a GPU", "instead of replaying, methods measure here what they ask for"
     ).add_argument

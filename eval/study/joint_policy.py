@@ -108,7 +108,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     write(args.out, first)
     print(f"wrote {args.out}: {', '.join(f.name for f in first.network.families)}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

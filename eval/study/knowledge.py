@@ -10,14 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ptxflow.compiler.family import Problem
+from ptxflow.compiler.processes import each
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.observations import Observations
 from ptxflow.env.reward import Reward
@@ -88,13 +87,11 @@ def surrogate_scores(
             rest = [o for o in held if o.problem not in problems]
             if rest:
                 tasks.append((judged, table(rest, FitConfig())))
-    bar = tqdm(total=len(tasks), desc="fit surrogates", unit="fit", disable=not tasks)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        fits = pool.map(solve, [rows for _, rows in tasks], [FitConfig()] * len(tasks))
-        for (judged, rows), ensemble in zip(tasks, fits, strict=True):
-            for i in judged:
-                out[i] = _scores(spaces[i], ensemble, rows.names)
-            bar.update()
+    fit = partial(solve, config=FitConfig())
+    fits = each(fit, [rows for _, rows in tasks], jobs, "fit surrogates", "fit")
+    for (judged, rows), ensemble in zip(tasks, fits, strict=True):
+        for i in judged:
+            out[i] = _scores(spaces[i], ensemble, rows.names)
     return out
 
 

@@ -18,9 +18,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 from scipy.stats import spearmanr
-from tqdm import tqdm
 
 from ptxflow.command import BadInput, Parser, reports
+from ptxflow.compiler.processes import each
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.observations import Observations, read_observed
 from ptxflow.env.surrogate import Ensemble, Surrogate
@@ -104,23 +103,11 @@ def cross_fit(
     rows = table(observed, config)
     parts = [rows.without(fold) for fold in folds]
     out: list[Prediction | None] = [None] * len(observed)
-    if jobs > 1 and len(folds) > 1:
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            fits = pool.map(solve, parts, [config] * len(parts))
-            _collect(rows, observed, folds, fits, out)
-    else:
-        _collect(rows, observed, folds, (solve(part, config) for part in parts), out)
-    return out
-
-
-def _collect(
-    rows: Table, observed: Sequence[Observations], folds: Sequence[Sequence[int]],
-    fits: Any, out: list[Prediction | None],
-) -> None:  # fmt: skip
-    bar = tqdm(zip(folds, fits, strict=True), total=len(folds), desc="fit", unit="fold")
-    for fold, ensemble in bar:
+    fits = each(partial(solve, config=config), parts, jobs, "fit", "fold")
+    for fold, ensemble in zip(folds, fits, strict=True):
         for i in fold:
             out[i] = _predict(ensemble, rows, observed[i], i)
+    return out
 
 
 def _predict(ensemble: Ensemble, rows: Table, observed: Observations, workload: int) -> Prediction:
@@ -294,7 +281,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--surrogate", type=Path, help="judge this file instead of fitting")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table as JSON")
     return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,16 +8,13 @@ every workload before its runs count.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.processes import each
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
@@ -97,7 +94,7 @@ def evaluate(
 
     Foul, one line, when a method broke the rules of play.
     """
-    tasks = []
+    tasks = list[Task]()
     for replay in replays:
         for method in methods[replay.name]:
             count = seeds if method.seeded else 1
@@ -115,28 +112,19 @@ def evaluate(
     return out
 
 
-def _all(tasks: Sequence[tuple[Any, ...]], jobs: int) -> list[NDArray[np.int64]]:
+Task = tuple[Posted, Method, Iterable[int], int, int]  # with budget, and how many are checked
+
+
+def _all(tasks: Sequence[Task], jobs: int) -> list[NDArray[np.int64]]:
     """Every task's answer, in order; the slow ones first, so that no core idles at the end."""
-    bar = tqdm(total=len(tasks), desc="search", unit="task")
-    if jobs == 1:
-        answers = []
-        for task in tasks:
-            answers.append(_task(*task))
-            bar.update()
-        return answers
     order = sorted(range(len(tasks)), key=lambda i: tasks[i][1].name != TPE.name)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures = {pool.submit(_task, *tasks[i]): i for i in order}
-        found: dict[int, NDArray[np.int64]] = {}
-        for future in as_completed(futures):
-            found[futures[future]] = future.result()
-            bar.update()
+    done = each(_task, [tasks[i] for i in order], jobs, "search", "task")
+    found = dict(zip(order, done, strict=True))
     return [found[i] for i in range(len(tasks))]
 
 
-def _task(
-    posted: Posted, method: Method, seeds: Iterable[int], budget: int, checked: int
-) -> NDArray[np.int64]:
+def _task(task: Task) -> NDArray[np.int64]:
+    posted, method, seeds, budget, checked = task
     replay = posted.open()
     budget = min(budget, len(replay.times))
     rows = []

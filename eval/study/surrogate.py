@@ -12,7 +12,6 @@ of one family on one device; --family chooses where the files hold several.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -91,7 +90,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seed", type=natural_int, default=0, help="of weights and batches (default: 0)")
     add("--no-judge", action="store_true", help="do not fit and judge on held-out workloads first")
     return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -278,7 +278,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     written = training_plots(runs, args.out)
     print("\n".join(map(str, written)))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

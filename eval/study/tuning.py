@@ -7,15 +7,13 @@ measured; before any, a policy's most probable strategy, and a uniform draw wher
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
+from ptxflow.compiler.processes import each
 from ptxflow.env.observations import Observations
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.definition import load, names
@@ -163,19 +161,16 @@ def stand(
     jobs: int,
 ) -> list[Stage]:
     """The policies on their workloads, tuned on what their first runs measured."""
-    tasks = [
+    tasks: list[tuple[TunableMethod, Posted, Sequence[int]]] = [
         (method, Posted.of(replays[run.workload]), run.asked[0, :n].tolist())
         for method, run in zip(methods, played, strict=True)
         for n in STAGES
     ]
-    if jobs == 1:
-        return [_stand(*task) for task in tqdm(tasks, desc="tune", unit="policy")]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        found = pool.map(_stand, *zip(*tasks, strict=True))
-        return list(tqdm(found, total=len(tasks), desc="tune", unit="policy"))
+    return list(each(_stand, tasks, jobs, "tune", "policy"))
 
 
-def _stand(method: TunableMethod, posted: Posted, asked: Sequence[int]) -> Stage:
+def _stand(task: tuple[TunableMethod, Posted, Sequence[int]]) -> Stage:
+    method, posted, asked = task
     replay = posted.open()
     times = replay.times[np.asarray(asked, np.int64)]
     return Stage(replay.name, len(asked), method.logs(replay.space, asked, times))

@@ -23,7 +23,6 @@ NOTABLE = 1.01  # a gain that is more than noise
 HEADS = ("decision", "workloads", "best has it", "loss without", "most", "pairs", "median", "most",
          f"over {NOTABLE}")  # fmt: skip
 RULES = "rules alone"  # all choices are listed ones, and listed rules refuse them
-Choices = dict[str, Choice]
 
 
 class Measured:

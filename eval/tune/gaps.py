@@ -82,3 +82,6 @@ class Gaps:
         while intensity >= 16 ** (level + 1) and level < 3:
             level += 1
         return f"{family} {first}{min(3, int(4 * a))} {second}{min(3, int(4 * b))} ai{level}"
+
+
+BLIND = Gaps(1.0, 1.0, 1.0, 0.0, "cycles alone")

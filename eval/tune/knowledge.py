@@ -7,8 +7,8 @@ half, those of other families a tenth, and the move's own strength is a prior of
 
     ptxflow knowledge show FILE                  moves by state, the most tried first
     ptxflow knowledge export FILE > LINES        JSON lines, for review and for others
-    ptxflow knowledge import FILE LINES...       add exported rows
-    ptxflow knowledge merge FILE OTHER...        add other bases
+    ptxflow knowledge import FILE OTHER...       add exported rows or other bases; also: merge
+    ptxflow knowledge page LINES --into docs/moves.md --plot plots/moves.png
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ptxflow.command import BadInput, Parser, align, reports
+from ptxflow.compiler.files import write_whole
+from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.tune.moves import Move
 
 VERSION = 1
@@ -55,6 +57,20 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Follow:
+    """How often a move was tried in a state right after another had made the champion."""
+
+    state: str
+    before: str
+    after: str
+    tried: int
+    helped: int
+
+
+Row = Entry | Follow
+
+
+@dataclass(frozen=True)
 class Outcome:
     """A try: the gain of a move from a state, and the move that was taken before it, if any."""
 
@@ -76,9 +92,9 @@ class Expected:
 class Experience:
     """Entries read once: what a session knows from its beginning to its end."""
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
         self.by_move: dict[str, list[Entry]] = {}
-        for entry in entries:
+        for entry in (r for r in rows if isinstance(r, Entry)):
             self.by_move.setdefault(entry.move, []).append(entry)
 
     def of(self, state: str, move: Move) -> Expected:
@@ -126,10 +142,11 @@ class Knowledge:
             rows = db.execute("select * from entries order by state, move, device").fetchall()
         return [Entry(*row) for row in rows]
 
-    def follows(self) -> list[tuple[str, str, str, int, int]]:
-        """(state, move, the move after it, tried, helped), the most tried first."""
+    def follows(self) -> list[Follow]:
+        """The most tried first."""
         with self._open() as db:
-            return db.execute("select * from follows order by tried desc, state").fetchall()
+            rows = db.execute("select * from follows order by tried desc, state, before, after")
+            return [Follow(*row) for row in rows.fetchall()]
 
     def learn(self, session: str, device: str, outcomes: Sequence[Outcome]) -> bool:
         """Add a session's tries; False where this session was added before."""
@@ -137,51 +154,57 @@ class Knowledge:
             if db.execute("select 1 from sessions where id = ?", (session,)).fetchone():
                 return False
             db.execute("insert into sessions values (?)", (session,))
-            for o in outcomes:
-                helped = int(o.gain >= HELPED)
-                _add(db, Entry(o.state, o.move, device, 1, helped, o.gain, o.gain**2))
-                if o.before:
-                    db.execute(
-                        "insert into follows values (?, ?, ?, 1, ?) on conflict do update set "
-                        "tried = tried + 1, helped = helped + excluded.helped",
-                        (o.state, o.before, o.move, helped),
-                    )
+            _add(db, rows_of(device, outcomes))
         return True
 
-    def merge(self, entries: Iterable[Entry]) -> int:
+    def merge(self, rows: Sequence[Row]) -> int:
         """Add rows, as of another base's export; how many."""
-        count = 0
         with self._open() as db:
-            for count, entry in enumerate(entries, 1):  # noqa: B007
-                _add(db, entry)
-        return count
+            _add(db, rows)
+        return len(rows)
 
 
-def _add(db: sqlite3.Connection, entry: Entry) -> None:
-    db.execute(
-        "insert into entries values (:state, :move, :device, :tried, :helped, :gain, :squares) "
-        "on conflict do update set tried = tried + excluded.tried, "
-        "helped = helped + excluded.helped, gain = gain + excluded.gain, "
-        "squares = squares + excluded.squares",
-        asdict(entry),
-    )
+def rows_of(device: str, outcomes: Iterable[Outcome]) -> list[Row]:
+    """What tries add to a base."""
+    found: list[Row] = []
+    for o in outcomes:
+        helped = int(o.gain >= HELPED)
+        found.append(Entry(o.state, o.move, device, 1, helped, o.gain, o.gain**2))
+        if o.before:
+            found.append(Follow(o.state, o.before, o.move, 1, helped))
+    return found
 
 
-def to_lines(entries: Iterable[Entry]) -> str:
+def _add(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
+    for row in rows:
+        held = asdict(row)
+        table = "entries" if isinstance(row, Entry) else "follows"
+        sums = [n for n in held if n in ("tried", "helped", "gain", "squares")]
+        db.execute(
+            f"insert into {table} values ({', '.join(f':{n}' for n in held)}) on conflict do "
+            f"update set {', '.join(f'{n} = {n} + excluded.{n}' for n in sums)}",
+            held,
+        )
+
+
+def to_lines(rows: Iterable[Row]) -> str:
     """JSON lines, for review and for another base."""
-    return "".join(json.dumps(asdict(e), sort_keys=True) + "\n" for e in entries)
+    return "".join(json.dumps(asdict(row), sort_keys=True) + "\n" for row in rows)
 
 
-def from_lines(text: str, where: str) -> list[Entry]:
+def from_lines(text: str, where: str) -> list[Row]:
     """BadInput, one line, for what is not an export."""
-    found = []
+    found: list[Row] = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            entry = Entry(**json.loads(line))
+            held = json.loads(line)
+            entry = Follow(**held) if "before" in held else Entry(**held)
             counts = isinstance(entry.tried, int) and isinstance(entry.helped, int)
             if not (counts and 0 <= entry.helped <= entry.tried):
                 raise ValueError("helped must be a count from 0 to tried")
-            if not math.isfinite(float(entry.gain)) or not math.isfinite(float(entry.squares)):
+            if isinstance(entry, Entry) and not all(
+                map(math.isfinite, (entry.gain, entry.squares))
+            ):
                 raise ValueError("gain and squares must be finite")
         except (ValueError, TypeError) as error:
             raise BadInput(f"{where}:{number}: no entry of a knowledge base: {error}") from None
@@ -194,48 +217,74 @@ def from_lines(text: str, where: str) -> list[Entry]:
 
 def arguments() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__)
-    parser.add_argument("action", choices=("show", "export", "import", "merge"))
-    parser.add_argument("file", type=Path, help="the knowledge base")
-    parser.add_argument("others", type=Path, nargs="*", help="what import and merge add")
+    parser.add_argument("action", choices=("show", "export", "import", "merge", "page"))
+    parser.add_argument("file", type=Path, help="the knowledge base; lines to show, or for a page")
+    parser.add_argument("others", type=Path, nargs="*", help="what is added: bases or lines")
+    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="the page to renew")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="which moves follow which")
     return parser
 
 
-def shown(base: Knowledge) -> str:
+def read(path: Path) -> list[Row]:
+    """The rows of a base, or of JSON lines; BadInput where the file is neither."""
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file")
+    if path.read_bytes()[:6] == b"SQLite":
+        return [*Knowledge(path).entries(), *Knowledge(path).follows()]
+    return from_lines(path.read_text(), str(path))
+
+
+def shown(rows: Sequence[Row]) -> str:
     """Tables of moves by state and of which move followed which."""
-    entries = sorted(base.entries(), key=lambda e: (e.state, -e.tried, e.move))
-    rows = [
+    found = [r for r in rows if isinstance(r, Entry)]
+    entries = [
         [e.state, e.move, e.device, str(e.tried), str(e.helped), f"{e.gain / e.tried:+.2%}"]
-        for e in entries
+        for e in sorted(found, key=lambda e: (e.state, -e.tried, e.move))
     ]
-    if not rows:
-        return f"{base.path}: nothing was learned yet"
+    if not entries:
+        return "nothing was learned yet"
     head = ["state", "move", "device", "tried", "helped", "mean gain"]
-    follows = [[*names, str(tried), str(helped)] for *names, tried, helped in base.follows()]
+    follows = [[str(v) for v in asdict(r).values()] for r in rows if isinstance(r, Follow)]
     after = [["state", "after", "move", "tried", "helped"], *follows]
-    return align([head, *rows]) + (f"\n\n{align(after)}" if follows else "")
+    return align([head, *entries]) + (f"\n\n{align(after)}" if follows else "")
+
+
+def moves_table(rows: Sequence[Row]) -> str:
+    """Of each move how often it was tried, helped and failed to, and where it helped most often."""
+    held: dict[str, list[Entry]] = {}
+    for row in rows:
+        if isinstance(row, Entry):
+            held.setdefault(row.move, []).append(row)
+    table = []
+    for move, own in sorted(held.items(), key=lambda item: -sum(e.tried for e in item[1])):
+        tried, helped = sum(e.tried for e in own), sum(e.helped for e in own)
+        best = max(own, key=lambda e: (e.helped, e.gain))
+        where = f"{best.state}: {best.helped} of {best.tried}" if best.helped else "-"
+        gain = f"{sum(e.gain for e in own) / tried:+.1%}"
+        table.append([move, where, tried, helped, tried - helped, gain])
+    return markdown(["move", "helped most in", "tried", "helped", "failed", "mean gain"], table, 2)
 
 
 @reports("knowledge")
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(argv)
-    adds = args.action in ("import", "merge")
-    if adds != bool(args.others):
-        raise BadInput(f"{args.action} takes {'what to add' if adds else 'one file'}")
-    for path in [*([] if adds else [args.file]), *args.others]:
-        if not path.is_file():
-            raise BadInput(f"{path}: no such file")
-    base = Knowledge(args.file)
-    if args.action == "show":
-        print(shown(base))
-    elif args.action == "export":
-        print(to_lines(base.entries()), end="")
+    if args.action in ("import", "merge"):
+        if not args.others:
+            raise BadInput(f"{args.action} takes what to add")
+        added = [Knowledge(args.file).merge(read(path)) for path in args.others]
+        print(f"{sum(added)} rows added to {args.file}")
+        return 0
+    if args.others:
+        raise BadInput(f"{args.action} takes one file")
+    rows = read(args.file)
+    if args.action == "page":
+        if not args.into or not args.plot:
+            raise BadInput("page takes --into and --plot")
+        from ptxflow.eval.tune.plots import follows  # matplotlib takes a second to load
+
+        found = (r for r in rows if isinstance(r, Follow))
+        follows(((r.before, r.after, r.tried, r.helped) for r in found), args.plot)
+        write_whole(args.into, placed(args.into.read_text(), {"moves": moves_table(rows)}))
     else:
-        texts = {p: p.read_text() for p in args.others} if args.action == "import" else {}
-        lists = [from_lines(text, str(p)) for p, text in texts.items()]
-        lists += [] if texts else [Knowledge(p).entries() for p in args.others]
-        print(f"{sum(map(base.merge, lists))} rows added to {args.file}")
+        print(shown(rows) if args.action == "show" else to_lines(rows).rstrip())
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

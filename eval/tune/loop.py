@@ -10,28 +10,28 @@ measurements it goes the same way, so that one that was killed is repeated from 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.family import Choice, Strategy
-from ptxflow.env.relation import RelationSpace
-from ptxflow.env.space import EmptySpace
+from ptxflow.env.space import EmptySpace, StrategySpace
 from ptxflow.eval.bench.roofline import Floors
-from ptxflow.eval.tune.gaps import Gaps, Profile
+from ptxflow.eval.tune.gaps import BLIND, Gaps, Profile
 from ptxflow.eval.tune.knowledge import Experience, Outcome
 from ptxflow.eval.tune.moves import AXES, Move, applicable
 
 NEARBY = 1.15  # times the champion's: a kernel of the frontier that a round may start from
+LEAST_NOISE = 0.003  # of two measurements: below it nothing is told apart
 SETTLED = 4  # kernels of the start that tell the noise
 QUIET = 12  # rounds in a row without a gain, after which the loop ends
 EFFECTIVE, INEFFECTIVE, NOT_IMPLEMENTED = "effective", "ineffective", "not implemented"
 
 #: codes of k distinct draws of the policy in a part of the space, by a seed
-Draws = Callable[[RelationSpace, int, int], NDArray[np.int64]]
+Draws = Callable[[Any, int, int], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,24 @@ class Timed:
         return math.isfinite(self.us)
 
 
-class Bench(Protocol):
-    """What measures: a GPU, or what stands for one."""
+class Bench:
+    """What measures: a GPU, or what stands for one, which has no counters and no machine code."""
 
-    noise: float  # by what two measurements of one kernel differ, as a share
+    noise = LEAST_NOISE  # by what two measurements of one kernel differ, as a share
 
-    def times(self, strategies: Sequence[Strategy]) -> list[Timed]: ...
+    def times(self, strategies: Sequence[Strategy]) -> list[Timed]:
+        raise NotImplementedError
 
     def settle(self, strategies: Sequence[Strategy]) -> None:
         """Learn the noise from right kernels, measured again."""
 
     def profile(self, strategy: Strategy) -> Profile | None:
         """What counters say of a kernel that was right; None without them."""
+        return None
 
     def alike(self, ours: Strategy, other: Strategy) -> bool:
         """Whether the machine code and the launches of two kernels are the same."""
+        return False
 
 
 @dataclass(frozen=True)
@@ -112,12 +115,18 @@ class Round:
         return asdict(self)
 
 
+#: strategies to be measured, answered in order; or a round that ended, answered by nothing
+Step = tuple[Strategy, ...] | Round
+Steps = Generator[Step, Sequence[Timed], None]
+Measuring = Generator[Step, Sequence[Timed], list[Timed]]
+
+
 @dataclass
 class Session:
-    """One workload's loop; iterate over `rounds()`."""
+    """One workload's loop: iterate over `rounds()`, or answer `steps()`, which asks for times."""
 
-    space: RelationSpace
-    floors: Floors
+    space: StrategySpace
+    floors: Floors | None  # without them there are no gaps: every axis is as good as another
     bench: Bench
     draws: Draws
     experience: Experience = field(default_factory=Experience)
@@ -125,6 +134,8 @@ class Session:
     seed: int = 0
     measured: dict[Strategy, Timed] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
+    #: what a round tries without any move, where that is no draw
+    proposed: Callable[[], Sequence[Strategy]] | None = None
     _tried: set[tuple[Strategy, str]] = field(default_factory=set)
     _begun: set[Strategy] = field(default_factory=set)
     _last: str = ""  # the move that made the champion
@@ -136,8 +147,19 @@ class Session:
         return sorted(right, key=lambda s: self.measured[s].us)
 
     def rounds(self, starts: Sequence[Strategy]) -> Iterator[Round]:
-        """A round each as it ends; ValueError where no start is right."""
-        self._measure(starts)
+        """A round each as it ends, measured by the bench; ValueError where no start is right."""
+        steps = self.steps(starts)
+        step = next(steps, None)
+        while step is not None:
+            if isinstance(step, Round):
+                yield step
+                step = next(steps, None)
+            else:
+                step = answered(steps, self.bench.times(step))
+
+    def steps(self, starts: Sequence[Strategy]) -> Steps:
+        """The session, by whoever measures: many can be played side by side."""
+        yield from self._measure(starts)
         if not self.frontier:
             whys = sorted({t.why for t in self.measured.values()})
             raise ValueError(f"none of {len(starts)} kernels to start from is right: {whys[0]}")
@@ -147,10 +169,10 @@ class Session:
             champion = self.frontier[0]
             start = self._start(champion) if quiet % 2 else champion
             before = self.measured[champion].us
-            made = self._round(number, start)
+            made = yield from self._round(number, start)
             quiet = quiet + 1 if made.us > before * (1 - self.bench.noise) else 0
             if not made.end and quiet == QUIET:
-                made = Round(**{**vars(made), "end": f"{QUIET} rounds gained nothing"})
+                made = replace(made, end=f"{QUIET} rounds gained nothing")
             yield made
             if made.end:
                 return
@@ -161,10 +183,12 @@ class Session:
         others = (s for s in self.frontier if s not in self._begun)
         return next((s for s in others if self.measured[s].us <= limit), champion)
 
-    def _round(self, number: int, start: Strategy) -> Round:
+    def _round(self, number: int, start: Strategy) -> Generator[Step, Sequence[Timed], Round]:
         self._begun.add(start)
         before = self.measured[start].us
-        gaps = Gaps.of(self.floors, before, self.bench.profile(start))
+        gaps = BLIND
+        if self.floors:
+            gaps = Gaps.of(self.floors, before, self.bench.profile(start))
         state = gaps.state(self.space.family.name, self.space.problem.intensity)
         champion = self.frontier[0]
         end = "near peak" if gaps.near_peak and start == champion else ""
@@ -173,7 +197,7 @@ class Session:
         planned = self.branches(start, moves, rng)
         planned = planned[: self.limits.measurements - len(self.measured)]
         end = end or ("" if planned else "no move is left" if not moves else "budget spent")
-        self._measure([strategy for _, _, strategy in planned])
+        yield from self._measure([strategy for _, _, strategy in planned])
         made = tuple(
             Branch(tuple(m.name for m in of), drawn, s.key, self.measured[s].us,
                    self.measured[s].why)
@@ -186,8 +210,10 @@ class Session:
         attributions: list[Attribution] = []
         if best != champion:
             of, drawn, _ = next(p for p in planned if p[2] == best)
-            attributions = [self._attribution(start, best, m, state, len(of)) for m in of]
-            self._last = of[0].name
+            for move in of:
+                worth = yield from self._attribution(start, best, move, state, len(of))
+                attributions.append(worth)
+            self._last = of[0].name if of else ""
         return Round(
             number, start.key, gaps, state, made, best.key, self.measured[best].us,
             tuple(attributions), len(self.measured), end,
@@ -215,24 +241,28 @@ class Session:
     def branches(
         self, start: Strategy, moves: Sequence[Move], rng: np.random.Generator
     ) -> list[tuple[tuple[Move, ...], bool, Strategy]]:
-        """New strategies, at most `limits.branches`: each move with the rest as at the start, all
-        moves together, then moves with the rest drawn by the policy."""
+        """New strategies, at most `limits.branches`: one that the policy draws without any move,
+        each move with the rest as at the start, all moves together, then moves with the rest drawn
+        by the policy."""
         found: dict[Strategy, tuple[tuple[Move, ...], bool]] = {}
         singles = [(m,) for m in moves]
         together = [tuple(moves)] if len(moves) > 1 else []
         plans = [(of, False) for of in singles + together] + [
             (of, True) for of in together + singles
         ]
-        for of, drawn in plans * 2:
+        for of, drawn in [((), True), *plans, *plans]:
             if len(found) == self.limits.branches:
                 break
             fixed = merged(of, self.space, start)
             keep = {} if drawn or not fixed else self._kept(start, fixed)
             part = self._given({**keep, **fixed}) if fixed and (drawn or keep) else None
+            if not of:
+                part = self.space if moves else None
             if part is None:
                 continue
             codes = self.draws(part, 4, int(rng.integers(2**31)))
-            new = (self.space.strategy(int(c)) for c in codes)
+            drew = (self.space.strategy(int(c)) for c in codes)
+            new = iter(self.proposed()) if self.proposed and not of else drew
             fresh = next((s for s in new if s not in self.measured and s not in found), None)
             if fresh is not None:
                 found[fresh] = of, drawn
@@ -252,7 +282,7 @@ class Session:
                     keep[decision.name] = tried[decision.name]
         return keep
 
-    def _given(self, fixed: Mapping[str, Sequence[Choice]]) -> RelationSpace | None:
+    def _given(self, fixed: Mapping[str, Sequence[Choice]]) -> StrategySpace | None:
         if not fixed:
             return None
         try:
@@ -262,19 +292,18 @@ class Session:
 
     def _attribution(
         self, start: Strategy, best: Strategy, move: Move, state: str, moves: int
-    ) -> Attribution:
-        """The champion without the move: its decisions as they were where the round began."""
-        family = self.space.family
-        before = family.choices(start)
-        back = {name: before[name] for name in move.changes}
-        without = family.strategy({**family.choices(best), **back})
-        legal = not family.refusals(self.space.problem, without, self.space.device)
-        room = without in self.measured or len(self.measured) < self.limits.measurements
-        if not (legal and room):
-            return Attribution(
-                move.name, None, "not valid without it" if not legal else "no budget"
-            )
-        (timed,) = self._measure([without])
+    ) -> Generator[Step, Sequence[Timed], Attribution]:
+        """The champion without the move: its decisions as they were where the round began, and of
+        the others as few changed as that needs."""
+        before = self.space.family.choices(start)
+        back = {name: (before[name],) for name in move.changes}
+        part = self._given({**self._kept(best, back), **back})
+        if part is None:
+            return Attribution(move.name, None, "not valid without it")
+        without = self.space.strategy(int(self.draws(part, 1, self.seed)[0]))
+        if without not in self.measured and len(self.measured) >= self.limits.measurements:
+            return Attribution(move.name, None, "no budget")
+        (timed,) = yield from self._measure([without])
         if not timed.right:
             return Attribution(move.name, None, f"without it: {timed.why}")
         gain = math.log(timed.us / self.measured[best].us)
@@ -287,14 +316,22 @@ class Session:
     def _learn(self, state: str, move: Move, gain: float) -> None:
         self.outcomes.append(Outcome(state, move.name, gain, self._last))
 
-    def _measure(self, strategies: Sequence[Strategy]) -> list[Timed]:
-        new = [s for s in dict.fromkeys(strategies) if s not in self.measured]
-        self.measured.update(zip(new, self.bench.times(new), strict=True))
+    def _measure(self, strategies: Sequence[Strategy]) -> Measuring:
+        if new := tuple(s for s in dict.fromkeys(strategies) if s not in self.measured):
+            self.measured.update(zip(new, (yield new), strict=True))
         return [self.measured[s] for s in strategies]
 
 
+def answered(steps: Steps, times: Sequence[Timed]) -> Step | None:
+    """What comes after an answer; None at the end."""
+    try:
+        return steps.send(times)
+    except StopIteration:
+        return None
+
+
 def merged(
-    moves: Sequence[Move], space: RelationSpace, start: Strategy
+    moves: Sequence[Move], space: StrategySpace, start: Strategy
 ) -> dict[str, tuple[Choice, ...]]:
     """What several moves fix together; empty where two of them contradict."""
     fixed: dict[str, tuple[Choice, ...]] = {}

@@ -1,12 +1,30 @@
-"""What a tuning session says: a line and a page of a round, a page of the whole, a summary."""
+"""What a tuning session says: a line and a page of a round, the report of the whole, a summary.
+
+`python -m ptxflow.eval.tune.report DIR...` prints a table of the sessions in these folders.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
+from ptxflow.command import BadInput, Parser, reports
 from ptxflow.eval.bench.markdown import markdown
-from ptxflow.eval.tune.loop import Attribution, Branch, Round
+from ptxflow.eval.bench.records import best_baseline
+from ptxflow.eval.study.html import Plot, Section
+from ptxflow.eval.study.html import page as html_page
+from ptxflow.eval.tune.loop import Round
+
+CAPTIONS = {
+    "migration": "How far the kernel that each round began at is from its roofs, by axis.",
+    "progress": "Every kernel in the order in which it was measured.",
+    "roofline": "The kernels that were the fastest so far, under the device's roofs.",
+}
+NO_MOVE = "No round had a new champion."
 
 
 def line(made: Round) -> str:
@@ -19,34 +37,28 @@ def line(made: Round) -> str:
 
 def round_page(made: Round) -> str:
     """Gaps, branches and attributions of a round."""
-    return "\n".join(
-        [f"# Round {made.number}", "", line(made), "", branches(made), attributed(made)]
-    )
+    tables = tried([made.to_json()]), worth([made.to_json()])
+    return "\n\n".join([f"# Round {made.number}", line(made), *filter(None, tables)]) + "\n"
 
 
-def branches(made: Round) -> str:
-    """A table of what was tried; empty for a round that tried nothing."""
-    if not made.branches:
-        return ""
-    rows = [[*_moves(b), b.key, f"{b.us:.2f}" if not b.why or b.why == "ok" else b.why]
-            for b in made.branches]  # fmt: skip
-    return markdown(["moves", "the rest", "strategy", "us"], rows, left=None) + "\n"
+def tried(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """A table of branches; empty where there are none."""
+    rows = [
+        [r["number"], ", ".join(b["moves"]) or "none", "drawn" if b["drawn"] else "kept", b["key"],
+         f"{b['us']:.2f}" if b["us"] < math.inf else b["why"]]
+        for r in rounds for b in r["branches"]
+    ]  # fmt: skip
+    return markdown(["round", "moves", "the rest", "strategy", "us"], rows, 4) if rows else ""
 
 
-def _moves(branch: Branch) -> tuple[str, str]:
-    return ", ".join(branch.moves), "drawn" if branch.drawn else "kept"
-
-
-def attributed(made: Round) -> str:
-    """A table of what the champion's moves are worth."""
-    if not made.attributions:
-        return ""
-    rows = [[a.move, _gain(a), a.verdict] for a in made.attributions]
-    return markdown(["move of the champion", "gain", "class"], rows) + "\n"
-
-
-def _gain(a: Attribution) -> str:
-    return "-" if a.gain is None else f"{100 * a.gain:+.2f}%"
+def worth(rounds: Sequence[Mapping[str, Any]]) -> str:
+    """A table of what champions' moves are worth; empty where there was no new champion."""
+    rows = [
+        [r["number"], a["move"], "-" if a["gain"] is None else f"{100 * a['gain']:+.2f}%",
+         a["verdict"]]
+        for r in rounds for a in r["attributions"]
+    ]  # fmt: skip
+    return markdown(["round", "move of the champion", "gain", "class"], rows, 2) if rows else ""
 
 
 def summary(state: Mapping[str, Any]) -> str:
@@ -60,29 +72,77 @@ def summary(state: Mapping[str, Any]) -> str:
     )
 
 
-def page(state: Mapping[str, Any]) -> str:
-    """The session: its bottleneck from round to round, and what moves were worth."""
+def table(states: Sequence[Mapping[str, Any]]) -> str:
+    """Sessions beside each other, and geometric means: how much faster the champion is than the
+    best start, the best of the policy's draws and the fastest library, in the same rounds."""
+    head = ["workload", "kernels", "us", "of its start", "of the rivals' best", "of the library"]
+    rows, ratios = [], list[tuple[float | None, ...]]()
+    for state in states:
+        s, c = state["settings"], state["champion"]
+        label = " ".join([s["definition"], *(f"{n}={v}" for n, v in s["axes"].items())])
+        library = best_baseline(s["definition"], c["peers"])
+        found = tuple(us and us / c["us"] for us in (c["start_us"], c["rival_us"], library))
+        ratios.append(found)
+        cells = ["-" if x is None else f"{x:.3f}" for x in found]
+        rows.append([label, str(state["measured"]), f"{c['us']:.2f}", *cells])
+    columns = [[x for x in column if x] for column in zip(*ratios, strict=True)]
+    for name, of in (("geometric mean", geometric_mean), ("least", min)):
+        rows.append([name, "", "", *(f"{of(x):.3f}" if x else "-" for x in columns)])
+    return markdown(head, rows, 1)
+
+
+def page(state: Mapping[str, Any], folder: Path) -> str:
+    """The whole session as one HTML file that needs no network; its plots are written, too."""
+    from ptxflow.eval.tune import plots  # matplotlib takes a second to load
+
     s = state["settings"]
     axes = " ".join(f"{n}={v}" for n, v in s["axes"].items())
-    axis_names = "compute", "memory", "latency"
+    names = "compute", "memory", "latency"
     migration = [
-        [r["number"], r["start"], *(f"{r['gaps'][a]:.2f}" for a in axis_names),
+        [r["number"], r["start"], *(f"{r['gaps'][a]:.2f}" for a in names),
          r["gaps"]["source"], f"{r['us']:.2f}", r["measured"], r["end"]]
         for r in state["rounds"]
     ]  # fmt: skip
-    worth = [
-        [r["number"], a["move"], _gain(Attribution(**a)), a["verdict"]]
-        for r in state["rounds"]
-        for a in r["attributions"]
-    ]
-    head = ["round", "from", *axis_names, "by", "best us", "kernels", "end"]
-    parts = [
-        f"# {s['definition']} {axes} on {s['device']}", summary(state),
-        f"Noise of two measurements: {100 * state['noise']:.1f}%.",
-        "## Bottleneck from round to round", markdown(head, migration),
-        "## What the champions' moves are worth",
-        markdown(["round", "move", "gain", "class"], worth) if worth else "No round had a new one.",
+    shown = plots.draw(state, folder / "plots")
+    command = f"ptxflow tune --definition {s['definition']} --axes {axes} --device {s['device']}"
+    held = {name: [Plot(path, CAPTIONS[name], command)] for name, path in shown.items()}
+    said = [summary(state), f"Noise of two measurements: {100 * state['noise']:.1f}%."]
+    said += [f"No profile: {state['profiler']}."] if state.get("profiler") else []
+    head = ["round", "from", *names, "by", "best us", "kernels", "end"]
+    final = list(state["champion"]["strategy"]["choices"].items())
+    sections = [
+        Section("Bottleneck from round to round", "", [markdown(head, migration)],
+                held["migration"]),
+        Section("What the champions' moves are worth", "Each taken back alone from the kernel that "
+                "had become the fastest.",
+                [worth(state["rounds"]) or NO_MOVE]),
+        Section("Time against measurements", "", (), held["progress"]),
+        Section("Roofline", "", (), held["roofline"]),
+        Section("What was tried", "The rest of a strategy is kept from where the round began, or "
+                "drawn.", [tried(state["rounds"])]),
+        Section("The champion", "", [markdown(["decision", "choice"], final, 2)]),
     ]  # fmt: skip
-    if state.get("profiler"):
-        parts.insert(3, f"No profile: {state['profiler']}.")
-    return "\n\n".join(parts) + "\n"
+    title = f"{s['definition']} {axes} on {s['device']}"
+    return html_page(title, " ".join(said), sections)
+
+
+@reports("report")
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser(prog="python -m ptxflow.eval.tune.report", description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
+    found = []
+    for folder in parser.parse_args(argv).folders:
+        for path in sorted(folder.rglob("session.json")):
+            try:
+                state = json.loads(path.read_text())
+            except (OSError, ValueError) as error:
+                raise BadInput(f"{path}: no session: {error}") from None
+            found += [state] if "champion" in state else []
+    if not found:
+        raise BadInput("no session in there has ended")
+    print(table(found))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

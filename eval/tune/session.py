@@ -1,26 +1,30 @@
-"""Tune one workload in rounds: gaps, moves for the largest, branches, champion, what each is worth.
+"""Tune a workload in rounds: gaps, moves for the largest, branches, champion, what each is worth.
 
 A round asks how far the best kernel is from the device's roofs (by Nsight Compute where it is, else
 by the floors of compute, memory and launch), takes a few moves for the largest gaps, and measures
 kernels that make them: a move fixes some decisions, the rest stay or are drawn from the policy
 given what is fixed. Moves of the champion are taken back one by one: each is effective,
 ineffective, or not to be seen in the machine code. It ends near the roof, when moves are used up,
-when rounds in a row gained nothing, or with the budget. In a family's wide space, which has no
-policy yet, a session begins at draws of the listed space's, and what moves leave open is uniform.
+when rounds in a row gained nothing, or with the budget. A family's wide space has no policy: there
+a session begins at draws of the listed space's and at the reward's, which completes moves, too.
 
 All is kept in --state: records of every measurement, profiles, what each round saw. A session that
 was stopped, or killed, is repeated from these by the same command, and measures only what is
 missing. What moves gained is added to --knowledge, from which later sessions choose better.
 
+Of several --workloads, sessions share the GPU: while one is measured, others' kernels compile.
+
 examples:
   ptxflow tune --definition gemm_n4096_k4096 --axes M=1063 --device h200
   ptxflow tune --definition rmsnorm_h4096 --device h200 --budget 32 --knowledge ~/moves.sqlite
   ptxflow tune --definition gemm_n4096_k4096 --axes M=1063 --measure no     by the reward, no GPU
+  ptxflow tune --workloads many.json --rivals 64 --seconds 400 --state out/many
 
-writes into --state:
-  session.json   the arguments, all rounds, the champion       round-NN.md   what a round saw
-  records.jsonl  every measurement                             champion/     PTX, cubin, Solution
-  profiles.jsonl what ncu counted                              report.md     the whole session
+a workloads file: [{"definition": "gemm_n4096_k4096", "axes": {"M": 1063}}, ...]
+writes into --state, of several workloads into a folder each:
+  session.json   the arguments, all rounds, the champion   round-NN/analysis.md  what a round saw
+  records.jsonl  every measurement (of all workloads)      champion/     PTX, cubin, Solution
+  profiles.jsonl what ncu counted                          report.html   the whole session, offline
 exit codes: 0 done, 2 bad input, no GPU, or another session's --state, 130 interrupted (goes on)
 """
 
@@ -29,19 +33,22 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
-from ptxflow.command import BadInput, Parser, reports
-from ptxflow.compiler.compilation import CompiledKernel
+from ptxflow.command import BadInput, Parser, add_cluster, reports
 from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.relation import RelationSpace, relate
@@ -55,46 +62,62 @@ from ptxflow.env.tasks.arguments import (
 from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.env.tasks.training_set import typical_axes
 from ptxflow.eval.bench.campaign import FAILURES
-from ptxflow.eval.bench.candidates import compile_all
-from ptxflow.eval.bench.measurer import open_measurer, seconds
+from ptxflow.eval.bench.measurer import open_measurer
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted
-from ptxflow.eval.sample.draws import CHECKPOINTS
+from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.sample.selection import reward_of
 from ptxflow.eval.tune import report
-from ptxflow.eval.tune.benches import OnGpu, Predicted
+from ptxflow.eval.tune.benches import OnGpu, Predicted, recorded
+from ptxflow.eval.tune.draws import Believed, Draws
+from ptxflow.eval.tune.endpoint import Endpoint, Recorded
 from ptxflow.eval.tune.knowledge import Experience, Knowledge, from_lines, to_lines
-from ptxflow.eval.tune.loop import Bench, Limits, Round, Session
-from ptxflow.gfn.inference import Policy, load_policy, sample_by_steps, with_family
+from ptxflow.eval.tune.loop import Limits, Round, Session, Step, Steps, Timed, answered
+from ptxflow.eval.tune.proposer import Asked as Proposal
+from ptxflow.eval.tune.proposer import Model, Tried
+from ptxflow.gfn.inference import Policy, load_policy
 
-SCHEMA = 1
-POLICY_OF = {"h100": "h200"}  # it has none of its own
+SCHEMA = 2
 FINALISTS = 8  # kernels that are timed again in the same rounds, the first start among them
-SESSION, RECORDS, PROFILES, KNOWN = (
-    "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl",
+AT_ONCE = 6  # sessions of several workloads that go on side by side
+SESSION, RECORDS, PROFILES, KNOWN, TRANSCRIPT = (
+    "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl", "model.jsonl",
 )  # fmt: skip
+Measures = Predicted | OnGpu
+Asked = Future[list[Timed]]
 
 
 def arguments() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__)
     add = parser.add_argument
-    add("--definition", required=True, metavar="NAME|PATH", help="`ptxflow definitions` lists them")
+    add("--definition", metavar="NAME|PATH", help="`ptxflow definitions` lists them")
     add("--axes", nargs="+", default=[], metavar="M=1063",
         help="values of the variable axes (default: a typical workload)")  # fmt: skip
+    add("--workloads", type=Path, metavar="FILE", help="instead: a session for each of these")
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
     add("--space", choices=("wide", "listed"), default="wide",
-        help="where moves lead (default: wide, if there is such and a GPU)")  # fmt: skip
+        help="where moves lead (default: wide, where there is such)")  # fmt: skip
     add("--measure", choices=("yes", "no"), default="yes",
         help="no: the reward stands for the GPU; nothing is compiled but the champion")  # fmt: skip
+    add_cluster(parser)
+    add("--recorded", type=Path, nargs="+", default=[], metavar="FILE",
+        help="with --measure no: records that stand before the reward")  # fmt: skip
     add("--rounds", type=positive_int, default=Limits.rounds, help="at most (default: 20)")
     add("--budget", type=positive_int, default=Limits.measurements, metavar="N",
         help="kernels to measure at most (default: 64)")  # fmt: skip
-    add("--seconds", type=float, metavar="S", help="begin no round after so long (default: no end)")
+    add("--seconds", type=float, metavar="S",
+        help="begin no round, and no session, after so long (default: no end)")  # fmt: skip
     add("--branches", type=positive_int, default=Limits.branches, help="of a round (default: 4)")
     add("--starts", type=positive_int, default=8, metavar="K",
-        help="draws of the policy to begin with (default: 8)")  # fmt: skip
+        help="kernels to begin with (default: 8)")  # fmt: skip
+    add("--rivals", type=int, default=0, metavar="N",
+        help="also measure N draws of the listed space's policy, whose best is timed beside the "
+        "champion (default: 0)")  # fmt: skip
     add("--profiler", default="auto", metavar="auto|no|PATH",
         help="ncu: the one on the PATH, none, or this (default: auto)")  # fmt: skip
+    add("--proposer", choices=("policy", "model"), default="policy",
+        help="what a round tries without any move: a draw of the policy (default), or what a "
+        "language model proposes (OPENAI_BASE_URL, OPENAI_API_KEY, PTXFLOW_MODEL)")  # fmt: skip
     add("--knowledge", type=Path, metavar="FILE", help="read before the session, added to after it")
     add("--checkpoint", type=Path, help="trained policy (default: the device's in checkpoints/)")
     add("--seed", type=natural_int, default=0)
@@ -114,32 +137,16 @@ def bound_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
     return {name: bound[name] for name in definition.var_axes}
 
 
-@contextmanager
-def opened(
-    args: argparse.Namespace, definition: Definition, space: RelationSpace, policy: Policy
-) -> Iterator[Predicted | OnGpu]:
-    """What measures; RuntimeUnavailable where there is no GPU of the device."""
-    if args.measure == "no":
-        reward, remarks = reward_of(policy.about, space.device.name, space.family.name)
-        print("\n".join([f"no GPU: times are what the {reward.name} predicts", *remarks]),
-              file=sys.stderr)  # fmt: skip
-        yield Predicted(space, reward)
-        return
-    profiler = {"auto": shutil.which("ncu") or "", "no": ""}.get(args.profiler, args.profiler)
-    path, families = args.state / RECORDS, [space.family]
-    with open_measurer(path, space.device, families, "tune", args.jobs) as measurer:
-        yield OnGpu(measurer, definition, space, args.state / PROFILES, profiler)
-
-
-def settings(
-    args: argparse.Namespace, axes: dict[str, int], space: RelationSpace
-) -> dict[str, Any]:
-    """What a session is a function of, beside what it measures."""
-    return {
-        "schema": SCHEMA, "definition": args.definition, "axes": axes, "device": space.device.name,
-        "decisions": space.digest, "measure": args.measure, "seed": args.seed,
-        "starts": args.starts, "branches": args.branches, "knowledge": bool(args.knowledge),
-    }  # fmt: skip
+def read_workloads(path: Path) -> list[tuple[str, dict[str, int]]]:
+    """Names of definitions and axes; BadInput, one line, where the file is not such a list."""
+    try:
+        rows = json.loads(path.read_text())
+        found = [(str(row["definition"]), dict(row.get("axes", {}))) for row in rows]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise BadInput(f"{path}: no list of workloads: {error!r}") from None
+    if not found:
+        raise BadInput(f"{path}: an empty list of workloads")
+    return found
 
 
 def resume(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
@@ -151,7 +158,9 @@ def resume(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
         return {"settings": asked, "begun": time.time()}
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: no session: {error}; move it away to begin anew") from None
-    now = held.get("settings", {}) if isinstance(held, dict) else {}
+    now = held.get("settings") if isinstance(held, dict) else None
+    if not isinstance(now, dict) or "begun" not in held:
+        raise BadInput(f"{path}: no session: it says no settings; move it away to begin anew")
     if differ := sorted(n for n in asked if now.get(n) != asked[n]):
         name = differ[0]
         raise BadInput(
@@ -164,136 +173,268 @@ def experience_of(folder: Path, knowledge: Path | None) -> Experience:
     """What was known when the session began: kept in its folder, so that it goes on alike."""
     kept = folder / KNOWN
     if not kept.exists():
-        entries = Knowledge(knowledge).entries() if knowledge else []
-        write_whole(kept, to_lines(entries))
+        write_whole(kept, to_lines(Knowledge(knowledge).entries() if knowledge else []))
     return Experience(from_lines(kept.read_text(), str(kept)))
 
 
-def tune(args: argparse.Namespace) -> dict[str, Any]:
-    """Run or finish a session; what session.json holds at its end."""
-    device, definition = find_device(args.device), load(args.definition)
-    axes = bound_axes(definition, args.axes)
-    family, problem = find_problem(definition, axes)
-    listed = relate(family, problem, device)
-    wide = args.space == "wide" and args.measure == "yes"  # rewards know the listed decisions
-    space = relate(family.wide, problem, device) if wide else listed
-    where = "-".join([definition.name, *(f"{n}{v}" for n, v in axes.items()), device.name])
-    args.state = args.state or Path("out", "tune", where)
-    state = resume(args.state, settings(args, axes, space))
-    write_whole(args.state / SESSION, json.dumps(state, indent=1))
-    experience = experience_of(args.state, args.knowledge)
-    named = POLICY_OF.get(device.name, device.name)
-    policy = load_policy(args.checkpoint or CHECKPOINTS / f"{named}.safetensors")
-    if not policy.knows(family.name):
-        print(f"no policy of {family.name}: its draws are uniform by steps")
-        policy = with_family(policy, listed)
+@dataclass
+class Tuning:
+    """One workload's session, its folder, and where it stands."""
 
-    def draws(part: RelationSpace, k: int, seed: int) -> Any:
-        if part.digest != listed.digest:
-            return part.sample_uniform(k, np.random.default_rng(seed))
-        return sample_by_steps(policy, part, k, seed)[0]
+    args: argparse.Namespace
+    definition: Definition
+    axes: dict[str, int]
+    folder: Path
+    policy: Policy
+    listed: RelationSpace
+    space: RelationSpace
+    state: dict[str, Any] = field(default_factory=dict)
+    found: list[Round] = field(default_factory=list)
+    starts: list[Strategy] = field(default_factory=list)
+    rivals: dict[Strategy, Timed] = field(default_factory=dict)
+    asked: tuple[Strategy, ...] = ()
+    model: Model | None = None
 
-    floors = Floors.of(counted(definition, axes), device)
-    limits = Limits(args.rounds, args.budget, branches=args.branches)
-    with opened(args, definition, space, policy) as bench:
-        session = Session(space, floors, bench, draws, experience, limits, args.seed)
-        starts = [listed.strategy(int(c)) for c in draws(listed, args.starts, args.seed)]
-        rounds = played(session, starts, bench, args)
-        final = finals(session, bench, starts)
-    state |= {
-        "floors_us": vars(floors), "noise": bench.noise, "start": starts_json(session, starts),
-        "rounds": [r.to_json() for r in rounds], "measured": len(session.measured),
-        "champion": final, "profiler": getattr(bench, "remark", ""),
-    }  # fmt: skip
-    write_whole(args.state / SESSION, json.dumps(state, indent=1))
-    if args.knowledge:
-        own = hashlib.sha256(json.dumps([state["settings"], state["begun"]]).encode()).hexdigest()
-        Knowledge(args.knowledge).learn(own, device.name, session.outcomes)
-    deliver(args.state, definition, space, session.frontier, final)
-    write_whole(args.state / "report.md", report.page(state))
-    return state
+    @staticmethod
+    def of(
+        args: argparse.Namespace, name: str, axes: dict[str, int], policy: Policy, several: bool
+    ) -> Tuning:
+        """BadInput for a workload that no family builds on the device."""
+        device, definition = find_device(args.device), load(name)
+        family, problem = find_problem(definition, axes)
+        listed = relate(family, problem, device)
+        space = relate(family.wide, problem, device) if args.space == "wide" else listed
+        where = "-".join([definition.name, *(f"{n}{v}" for n, v in axes.items()), device.name])
+        base = args.state or Path("out", "tune", "" if several else where)
+        folder = base / where if several else base
+        return Tuning(args, definition, axes, folder, policy, listed, space)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a session is a function of, beside what it measures."""
+        args = self.args
+        return {
+            "schema": SCHEMA, "definition": self.definition.name, "axes": self.axes,
+            "device": self.space.device.name, "decisions": self.space.digest,
+            "measure": args.measure, "seed": args.seed, "starts": args.starts,
+            "rivals": args.rivals, "branches": args.branches, "knowledge": bool(args.knowledge),
+            "proposer": "model" if args.proposer == "model" else None,
+        }  # fmt: skip
+
+    def begin(self, bench: Measures) -> None:
+        """Make or take up the session, which then asks for something."""
+        args, space = self.args, self.space
+        self.state = resume(self.folder, self.settings)
+        write_whole(self.folder / SESSION, json.dumps(self.state, indent=1))
+        experience = experience_of(self.folder, args.knowledge)
+        reward, _ = reward_of(self.policy.about, space.device.name, space.family.name)
+        measured: dict[Strategy, Timed] = {}
+        draws = Draws(self.policy, Believed(self.listed, reward), space, measured)
+        floors = Floors.of(counted(self.definition, self.axes), space.device)
+        limits = Limits(args.rounds, args.budget, branches=args.branches)
+        self.bench = bench
+        self.session = Session(space, floors, bench, draws, experience, limits, args.seed, measured)
+        if args.proposer == "model":
+            endpoint, name = Endpoint.from_environment()
+            self.model = Model(Recorded(self.folder / TRANSCRIPT, endpoint), name)
+            self.session.proposed = self.proposals
+        self.starts = begun(draws, space, args.starts, args.seed)
+        own = draws(self.listed, args.rivals, args.seed) if args.rivals else ()
+        self.steps = self._steps([self.listed.strategy(int(c)) for c in own])
+        self._asks(next(self.steps), math.inf)
+
+    def proposals(self) -> list[Strategy]:
+        """What the model would try next; nothing where it fails."""
+        assert self.model
+        space, session = self.space, self.session
+        known = [
+            f"{e.state}: {move} helped in {e.helped} of {e.tried} tries, by {e.gain / e.tried:+.1%}"
+            for move, entries in session.experience.by_move.items() for e in entries
+            if e.tried and e.state.split()[0] == space.family.name
+        ]  # fmt: skip
+        history = tuple(Tried(s, t.us, t.why) for s, t in session.measured.items())
+        return self.model.propose(Proposal(space, 1, history, known))
+
+    def answer(self, times: Sequence[Timed], until: float) -> bool:
+        """Go on; whether it asks for more. No round begins after `until`."""
+        self._asks(answered(self.steps, times), until)
+        return bool(self.asked)
+
+    def _asks(self, step: Step | None, until: float) -> None:
+        while isinstance(step, Round):
+            self.ended(step)
+            step = next(self.steps, None) if time.monotonic() < until else None
+        self.asked = step or ()
+        self.bench.ahead(self.asked)
+
+    def _steps(self, rivals: Sequence[Strategy]) -> Steps:
+        if rivals:
+            self.rivals = dict(zip(rivals, (yield tuple(rivals)), strict=True))
+        yield from self.session.steps(self.starts)
+
+    def ended(self, made: Round) -> None:
+        """A round is over: kept, printed and written."""
+        self.found.append(made)
+        tqdm.write(f"{self.definition.name}: {report.line(made)}")
+        write_whole(
+            self.folder / f"round-{made.number:02}" / "analysis.md", report.round_page(made)
+        )
+
+    def finish(self) -> dict[str, Any]:
+        """The champion; what session.json holds in the end."""
+        session, bench, first = self.session, self.bench, self.first
+        self.state |= {
+            "floors_us": vars(session.floors), "flops": self.space.problem.flops,
+            "noise": bench.noise,
+            "start": {"key": first.key, "us": session.measured[first].us},
+            "rounds": [r.to_json() for r in self.found], "measured": len(session.measured),
+            "times": [t.us if t.right else None for t in session.measured.values()],
+            "champion": self.finals(), "profiler": getattr(bench, "remark", ""),
+        }  # fmt: skip
+        if self.model:
+            self.state["model"] = {"tokens": self.model.tokens, "failed": self.model.failed}
+        write_whole(self.folder / SESSION, json.dumps(self.state, indent=1))
+        if self.args.knowledge:
+            told = json.dumps([self.state["settings"], self.state["begun"]])
+            own = hashlib.sha256(told.encode()).hexdigest()
+            Knowledge(self.args.knowledge).learn(own, self.space.device.name, session.outcomes)
+        return self.state
+
+    @property
+    def first(self) -> Strategy:
+        """The best that the session began with."""
+        return min(self.starts, key=lambda s: self.session.measured[s].us)
+
+    def finals(self) -> dict[str, Any]:
+        """The fastest, the best start and the best rival, timed again in the same rounds where
+        there is a GPU; the champion is the fastest of the session's own there, so that it is never
+        slower than what the session began with."""
+        own = list(dict.fromkeys([*self.session.frontier[: FINALISTS - 1], self.first]))
+        right = [s for s, t in self.rivals.items() if t.right]
+        rival = min(right, key=lambda s: self.rivals[s].us) if right else None
+        times, peers = self.bench.together(list(dict.fromkeys([*own, *([rival] if rival else [])])))
+        best = min(own, key=lambda s: times[s.key])
+        return {
+            "key": best.key, "us": times[best.key], "start_us": times[self.first.key],
+            "rival_us": times[rival.key] if rival else None, "peers": peers,
+            "strategy": best.to_json(), "by": "reward" if self.args.measure == "no" else "GPU",
+        }  # fmt: skip
+
+    def deliver(self) -> None:
+        """The champion's PTX, cubin and Solution, and the report; BadInput where it does not
+        compile."""
+        from ptxflow.compiler.library.member import single
+        from ptxflow.eval.sample.solution import solution
+
+        final, where = self.state["champion"], self.folder / "champion"
+        (best,) = (s for s in self.session.frontier if s.key == final["key"])
+        kernel = self.bench.kernel(best)
+        about = (
+            f"{self.definition.name}: champion of a tuning session, {final['us']:.2f} us "
+            f"by {final['by']}"
+        )
+        made = solution(*single(self.definition.to_json(), kernel), about)
+        write_whole(where / "kernel.ptx", kernel.ptx)
+        write_whole(where / "kernel.cubin", kernel.cubin)
+        write_whole(where / "strategy.json", json.dumps(final["strategy"], indent=1))
+        write_whole(where / "solution.json", json.dumps(made))
+        write_whole(self.folder / "report.html", report.page(self.state, self.folder))
+
+
+def begun(draws: Draws, space: RelationSpace, k: int, seed: int) -> list[Strategy]:
+    """k strategies to begin with: draws of the listed space, and half of them of the wide one,
+    where there is such."""
+    listed = draws.believed.listed
+    found = [listed.strategy(int(c)) for c in draws(listed, k, seed)]
+    if space.digest == listed.digest:
+        return found
+    wide = [space.strategy(int(c)) for c in draws(space, k // 2, seed)]
+    return list(dict.fromkeys([*found[: k - k // 2], *wide]))
+
+
+@contextmanager
+def opened(args: argparse.Namespace, tunings: Sequence[Tuning]
+           ) -> Iterator[Callable[[Tuning], Measures]]:  # fmt: skip
+    """What measures each; RuntimeUnavailable where there is no GPU of the device."""
+    if args.measure == "no":
+        yield simulated
+        return
+    first = tunings[0]
+    profiler = {"auto": shutil.which("ncu") or "", "no": ""}.get(args.profiler, args.profiler)
+    base = first.folder.parent if args.workloads else first.folder
+    families = list({t.space.family.name: t.space.family for t in tunings}.values())
+    with open_measurer(base / RECORDS, first.space.device, families, "tune", args.jobs) as measurer:
+        measurer.built, lock = {}, Lock()
+        yield lambda t: OnGpu(
+            measurer, t.definition, t.space, t.folder / PROFILES, profiler, lock=lock
+        )
+
+
+def simulated(tuning: Tuning) -> Predicted:
+    """What stands for a GPU."""
+    args, space = tuning.args, tuning.space
+    reward, remarks = reward_of(tuning.policy.about, space.device.name, space.family.name)
+    print("\n".join([f"no GPU: times are what the {reward.name} predicts", *remarks]),
+          file=sys.stderr)  # fmt: skip
+    known = recorded(args.recorded, tuning.definition.name, tuning.axes, space)
+    return Predicted(space, Believed(tuning.listed, reward), known)
+
+
+def tune(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run or finish the sessions; what session.json of each holds at its end."""
+    policy = load_policy(args.checkpoint or default_checkpoint(find_device(args.device).name))
+    if args.workloads:
+        asked = read_workloads(args.workloads)
+    elif args.definition:
+        asked = [(args.definition, bound_axes(load(args.definition), args.axes))]
+    else:
+        raise BadInput("--definition or --workloads is missing")
+    several = bool(args.workloads)
+    tunings = [Tuning.of(args, name, axes, policy, several) for name, axes in asked]
+    with opened(args, tunings) as bench_of:
+        done = played(tunings, bench_of, args)
+        for tuning in done:
+            tuning.deliver()
+    return [t.state for t in done]
 
 
 def played(
-    session: Session, starts: Sequence[Strategy], bench: Bench, args: argparse.Namespace
-) -> list[Round]:
-    """The rounds, each printed and written as it ends."""
-    found: list[Round] = []
+    tunings: Sequence[Tuning], bench_of: Callable[[Tuning], Measures], args: argparse.Namespace
+) -> list[Tuning]:
+    """Those that were begun, as they ended; while one is measured others think, and compile."""
+    waiting, going, done = deque(tunings), deque[tuple[Tuning, Asked]](), list[Tuning]()
     end = time.monotonic() + (args.seconds or float("inf"))
-    with tqdm(total=args.budget, desc=args.definition, unit="kernel", disable=None) as bar:
-        rounds = session.rounds(starts)
-        for made in rounds:
-            found.append(made)
-            bar.update(made.measured - bar.n)
-            tqdm.write(report.line(made))
-            write_whole(args.state / f"round-{made.number:02}.md", report.round_page(made))
-            if time.monotonic() > end:
-                break
-    return found
-
-
-def starts_json(session: Session, starts: Sequence[Strategy]) -> dict[str, Any]:
-    """The best of the draws that the session began with."""
-    best = min(starts, key=lambda s: session.measured[s].us)
-    return {"key": best.key, "us": session.measured[best].us}
-
-
-def finals(
-    session: Session, bench: Predicted | OnGpu, starts: Sequence[Strategy]
-) -> dict[str, Any]:
-    """The fastest and the best start, timed again in the same rounds where there is a GPU; the
-    champion is the fastest there, so that it is never slower than what the session began with."""
-    first = min(starts, key=lambda s: session.measured[s].us)
-    chosen = list(dict.fromkeys([*session.frontier[: FINALISTS - 1], first]))
-    if isinstance(bench, Predicted):
-        times = {s.key: session.measured[s].us for s in chosen}
-        peers: dict[str, float] = {}
-    else:
-        records = bench.together(chosen)
-        times = {r.key: 1e6 * seconds(r) for r in records}
-        peers = dict(records[0].peers)
-    key = min(times, key=times.__getitem__)
-    (best,) = (s for s in chosen if s.key == key)
-    return {
-        "key": key, "us": times[key], "start_us": times[first.key], "peers": peers,
-        "strategy": best.to_json(), "by": "reward" if isinstance(bench, Predicted) else "GPU",
-    }  # fmt: skip
-
-
-def deliver(
-    folder: Path, definition: Definition, space: RelationSpace,
-    frontier: Sequence[Strategy], final: dict[str, Any],
-) -> None:  # fmt: skip
-    """The champion's PTX, cubin and Solution; BadInput where it does not compile."""
-    from ptxflow.compiler.library.member import single
-    from ptxflow.eval.sample.solution import solution
-
-    (best,) = (s for s in frontier if s.key == final["key"])
-    (kernel,) = compile_all([(space.problem, best)], space.device, 1)
-    if not isinstance(kernel, CompiledKernel):
-        raise BadInput(f"the champion {best.key} does not compile: {kernel}")
-    about = (
-        f"{definition.name}: champion of a tuning session, {final['us']:.2f} us by {final['by']}"
-    )
-    made = solution(*single(definition.to_json(), kernel), about)
-    write_whole(folder / "champion" / "kernel.ptx", kernel.ptx)
-    write_whole(folder / "champion" / "kernel.cubin", kernel.cubin)
-    write_whole(folder / "champion" / "strategy.json", json.dumps(final["strategy"], indent=1))
-    write_whole(folder / "champion" / "solution.json", json.dumps(made))
+    bar = tqdm(total=args.budget * len(tunings), desc="tune", unit="kernel", disable=None)
+    with bar, ThreadPoolExecutor(1) as gpu:
+        while going or (waiting and time.monotonic() < end):
+            while waiting and len(going) < AT_ONCE and time.monotonic() < end:
+                tuning = waiting.popleft()
+                tuning.begin(bench_of(tuning))
+                going.append((tuning, gpu.submit(tuning.bench.times, tuning.asked)))
+            tuning, asked = going.popleft()
+            try:
+                asks = tuning.answer(asked.result(), end)
+            except ValueError as error:  # none of its starts is right
+                if not args.workloads:
+                    raise
+                tqdm.write(f"tune: {tuning.definition.name} {tuning.axes}: {error}")
+                continue
+            bar.update(len(asked.result()))
+            if asks:
+                going.append((tuning, gpu.submit(tuning.bench.times, tuning.asked)))
+            else:
+                tuning.finish()
+                done.append(tuning)
+    return done
 
 
 @reports("tune", *FAILURES, ValueError)
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(argv)
     try:
-        state = tune(args)
+        states = tune(args)
     except KeyboardInterrupt:
         print("tune: interrupted; the same command goes on", file=sys.stderr)
         return 130
-    print(report.summary(state))
-    print(f"written to {args.state}: report.md, champion/solution.json, records")
+    print(report.table(states) if args.workloads else report.summary(states[0]))
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

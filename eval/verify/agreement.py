@@ -136,7 +136,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         if a.different:
             print(f"  {a.key}: {a.different} elements differ")
     return 0 if equal == len(found) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -170,7 +170,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verdict.stopped:
         raise BadInput(f"{args.ptx}: {verdict.stopped}")
     return int(verdict.errors > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,15 +11,11 @@ from __future__ import annotations
 import argparse
 import os
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from multiprocessing import get_context
 from typing import TypeVar
 
 import numpy as np
-from tqdm import tqdm
 
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
@@ -231,12 +227,3 @@ def by_definition(args: argparse.Namespace) -> bool:
     if args.axes and not args.definition:
         raise UsageError("--axes are those of a --definition: name one")
     return bool(args.definition)
-
-
-def map_jobs(work: Callable[[J], T], jobs: Sequence[J], workers: int, title: str) -> list[T]:
-    """`work` of every job, in order, on so many processes, behind a progress bar."""
-    progress = partial(tqdm, total=len(jobs), desc=title, unit="kernel")
-    if workers <= 1:
-        return list(progress(map(work, jobs)))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(progress(pool.map(work, jobs)))

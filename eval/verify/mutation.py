@@ -26,7 +26,7 @@ import numpy as np
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptx import digest, write
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
@@ -35,13 +35,14 @@ from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import natural_int, positive_int
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
+from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.emulation import Emulation, emulate_kernel
 from ptxflow.eval.verify.equivalent import reason
 from ptxflow.eval.verify.mutants import OPERATORS, Mutant, mutants
-from ptxflow.eval.verify.results import Log, Summary, kernels_digest, spread
+from ptxflow.eval.verify.results import Log, Summary, kernel_digest, kernels_digest, spread
 
 VERDICTS = ("killed", "caught", "equivalent", "survived", "refused")
 
@@ -197,7 +198,7 @@ def run(
 ) -> list[list[Judged]]:  # fmt: skip
     """Judge `count` mutants of every job's kernel, or all of them for 0, on `workers` processes."""
     work = partial(judge_strategy, device, range(schedules), count=count, seed=seed, log=log)
-    return map_jobs(work, jobs, workers, f"mutants for {device.arch}")
+    return list(each(work, jobs, workers, f"mutants for {device.arch}"))
 
 
 # -- the result -----------------------------------------------------------------------------------
@@ -254,13 +255,12 @@ def _counted(texts: Iterable[str]) -> dict[str, int]:
 
 
 def digests(jobs: Sequence[Job], device: Device) -> dict[str, str]:
-    """By family, the digest of the kernels that were changed."""
-    texts: dict[str, list[str]] = {}
-    for problem, strategy in jobs:
-        maker = family(strategy.family)
-        text = digest(write(maker.build(problem, strategy, device), device))
-        texts.setdefault(strategy.family, []).append(text)
-    return {name: kernels_digest(found) for name, found in texts.items()}
+    """By family, the digest of the kernels that were changed: mistakes in machine code that is the
+    same, whichever statements of it they are made in."""
+    kernels: dict[str, list[str]] = {}
+    for job in jobs:
+        kernels.setdefault(job[1].family, []).append(kernel_digest(*job, device))
+    return {name: kernels_digest(found) for name, found in kernels.items()}
 
 
 def table(summary: Summary) -> str:
@@ -336,7 +336,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{summary['device']}: {summary['kernels']} kernels, {summary['seconds']:.0f} s")
     print(table(summary))
     return int(any(summary[what] for what in ("survivors", "refused", "faults", "wrong")))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,7 +13,6 @@ import argparse
 import json
 import math
 import re
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -27,7 +26,7 @@ import numpy as np
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.backend.runtime import RuntimeUnavailable, require_gpu
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
@@ -35,16 +34,17 @@ from ptxflow.compiler.emulator.coverage import skeleton
 from ptxflow.compiler.ir.nodes import UOp
 from ptxflow.compiler.ir.statements import kernels_of
 from ptxflow.compiler.kernels import family
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import find_device, positive_int
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.worker import Worker, WorkerError, job
-from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
+from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.mutation import chosen_structures
 from ptxflow.eval.verify.value_mutants import Candidate, candidates
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
 from ptxflow.eval.verify.value_mutation import Judged, name_of, read_log, share_of
-from ptxflow.eval.verify.value_problems import bench_of
+from ptxflow.eval.verify.value_problems import small_kernel
 
 PASSED = ("equivalent", "escaped")  # on the trials
 TIMEOUT = 20.0  # seconds of a kernel's checks: what takes longer hangs
@@ -115,15 +115,19 @@ def plant(
 ) -> list[Plant]:
     """The plants of a kernel, assembled: of its first mutants, so many, those no trial killed."""
     (problem, strategy), count = given
-    maker, bench = family(strategy.family), bench_of(given[0], device, seed)
+    maker, (_, lowered) = family(strategy.family), small_kernel(given[0], device)
+    text = write(lowered, device)
+    kernel = digest(text)
+    if all(j.kernel != kernel for j in judged.values()):
+        return []
     large = maker.build(problem, strategy, device)
-    small = bench.lowered if write(large, device) != bench.text else large
+    small = lowered if write(large, device) != text else large
     own = ptxas.assemble(write(large, device), device.arch).cubin
     launch = maker.launch(problem, strategy, device).to_json()
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
     out = []
     for mutant in drawn_mutants(small, device, count, rng):
-        found = judged.get(name_of(bench.name, write(mutant.within(small), device)))
+        found = judged.get(name_of(kernel, digest(write(mutant.within(small), device))))
         if found is None or found.verdict not in PASSED:
             continue
         made = partial(Plant, found, problem.to_json(), launch)
@@ -145,14 +149,24 @@ def plant(
     return out
 
 
-def run(plants: Sequence[Plant], log: Path, minutes: float) -> dict[str, str]:
+def in_turns(jobs: Sequence[Job]) -> list[Job]:
+    """Families take turns, so that what a run that is cut off has seen is of all."""
+    rank = Counter[str]()
+    ranked = list[tuple[int, Job]]()
+    for given in jobs:
+        rank[given[1].family] += 1
+        ranked.append((rank[given[1].family], given))
+    return [given for _, given in sorted(ranked, key=lambda one: one[0])]
+
+
+def run(plants: Sequence[Plant], log: Path, until: float) -> dict[str, str]:
     """What became of each plant on this machine's GPU, by the mutant's id; kernels of one problem
-    one after another. None is begun after so many minutes."""
+    one after another. None is begun when the clock (`time.time`) is at `until`."""
     known = dict(json.loads(line) for line in log.read_text().splitlines()) if log.exists() else {}
-    worker, until = Worker(), time.monotonic() + 60 * minutes
+    worker = Worker()
     try:
         for one in plants:
-            if one.mutant.id in known or time.monotonic() > until:
+            if one.mutant.id in known or time.time() > until:
                 continue
             if one.why:
                 outcome = one.why
@@ -220,6 +234,7 @@ def arguments() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0 if every plant that ran is right, 1 if one is not, 2 on bad arguments."""
     args = arguments().parse_args(argv)
+    until = time.time() + 60 * args.minutes
     device = find_device(args.device)
     require_gpu(device)
     jobs = chosen_structures(drawn(args, device, args.draws), device, args.kernels)
@@ -227,13 +242,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     share = partial(share_of, jobs, count=args.mutants)
     with tempfile.TemporaryDirectory(prefix="ptxflow-plants-") as folder:
         work = partial(plant, device, args.seed, judged, Path(folder))
-        todo = [(given, share(given[1].family)) for given in jobs]
-        plants = [p for found in map_jobs(work, todo, args.jobs, "plants") for p in found]
-        outcomes = run(plants, args.log, args.minutes)
+        todo = [(given, share(given[1].family)) for given in in_turns(jobs)]
+        plants = [p for found in each(work, todo, args.jobs, "plants") for p in found]
+        outcomes = run(plants, args.log, until)
     print(table([j for j in judged.values()], plants, outcomes))
     ran = [outcomes.get(p.mutant.id, "") for p in plants]
     return int(any(t.startswith(("wrong", "hang", "fault")) for t in ran))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,17 +21,18 @@ from typing import Any
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptx import digest, write
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import find_problem, find_space, positive_int
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.draws import add_arguments, map_jobs, places, rng_of
-from ptxflow.eval.verify.results import Log, Summary
+from ptxflow.eval.verify.draws import add_arguments, places, rng_of
+from ptxflow.eval.verify.results import Log, Summary, kernel_digest
 from ptxflow.eval.verify.trials import Attempt, attempt
 
 MOST = 3e8, 6e7  # FLOP, and bytes of compulsory traffic, that end in minutes
@@ -47,7 +48,7 @@ class Row:
     definition: str
     axes: dict[str, int]
     strategy: str
-    kernel: str  # digest of its PTX
+    kernel: str  # digest of its machine code and launch
     instructions: int
     seconds: float
     verdict: str  # `right`, or what is wrong in one line
@@ -108,8 +109,8 @@ def emulate_row(device: Device, limit: int, given: Job, text: str) -> Row:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     seconds = round(time.process_time() - began, 1)
     return Row(
-        problem.family, problem.definition, dict(problem.axes), strategy.key, digest(text),
-        instructions, seconds, verdict,
+        problem.family, problem.definition, dict(problem.axes), strategy.key,
+        kernel_digest(problem, strategy, device), instructions, seconds, verdict,
     )  # fmt: skip
 
 
@@ -146,13 +147,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work(device: Device) -> Summary:
         jobs = chosen(args.families, device, args.seed)
         one = partial(row_of, device, args.limit, args.log)
-        found = map_jobs(one, jobs, args.jobs, device.arch)
+        found = list(each(one, jobs, args.jobs, device.arch))
         return {"rows": [asdict(row) for row in found]}
 
     summary = results.make("verify-real", args, given, work)
     print(markdown(HEADS, lines(summary["rows"]), None))
     return int(any(row["verdict"] != "right" for row in summary["rows"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -20,9 +20,13 @@ from typing import Any
 import numpy as np
 
 from ptxflow import __version__
-from ptxflow.compiler.backend import ptxas
+from ptxflow.compiler.backend import cache, ptxas
+from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.files import write_whole
+from ptxflow.compiler.kernels import family
+from ptxflow.compiler.launch import Launch
 from ptxflow.env.tasks.arguments import UsageError, find_device
 
 Summary = dict[str, Any]
@@ -68,10 +72,28 @@ def median_and_max(seconds: Mapping[str, float] | None) -> str:
     return f"{middle} ({seconds['max']:.2f})"
 
 
-def kernels_digest(texts: Iterable[str]) -> str:
-    """Of the kernels that a row is of, by the digests of their PTX: another one than the committed
-    says that kernels have changed since."""
-    return hashlib.sha256(" ".join(sorted(texts)).encode()).hexdigest()[:16]
+def kernel_digest(problem: Problem, strategy: Strategy, device: Device) -> str:
+    """Of what a GPU would run: the machine code that ptxas makes of the kernel, and its launch.
+
+    Builders may say the same in other words: what was found of one text holds for another that
+    ends in the same machine code, launched alike. PtxasError where there is none.
+    """
+    maker = family(strategy.family)
+    ptx = write(maker.build(problem, strategy, device), device)
+    return machine_digest(
+        cache.assemble(ptx, device.arch).cubin, maker.launch(problem, strategy, device)
+    )
+
+
+def machine_digest(cubin: bytes, launch: Launch) -> str:
+    """Of machine code and how it is launched: 32 hexadecimal digits."""
+    return cache.key("machine", cubin, json.dumps(launch.to_json(), sort_keys=True))[:32]
+
+
+def kernels_digest(kernels: Iterable[str]) -> str:
+    """Of the kernels that a row is of, by the digests of their machine code: another one than the
+    committed says that kernels have changed since."""
+    return hashlib.sha256(" ".join(sorted(kernels)).encode()).hexdigest()[:16]
 
 
 class Log:

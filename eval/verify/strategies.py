@@ -22,20 +22,26 @@ from pathlib import Path
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import cache, ptxas, sass
-from ptxflow.compiler.backend.ptx import digest
 from ptxflow.compiler.backend.ptxas import Usage
 from ptxflow.compiler.compilation import Job, prepare
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, IllegalStrategy
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.files import write_whole
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import UsageError, find_family, natural_int, positive_int
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
+from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.emulation import SEEDS, Emulation, covering_emulation
 from ptxflow.eval.verify.mutation import Judged, judge_strategy
-from ptxflow.eval.verify.results import Summary, kernels_digest, median_and_max, spread
+from ptxflow.eval.verify.results import (
+    Summary,
+    kernels_digest,
+    machine_digest,
+    median_and_max,
+    spread,
+)
 
 STAGES = ("rules", "validator", "ptxas", "SASS", "emulator", "coverage")
 
@@ -49,7 +55,7 @@ class Verification:
     refused: str = ""
     reasons: tuple[str, ...] = ()
     check_s: float = 0.0  # rules, build, validator and PTX
-    text: str = ""  # the PTX's digest
+    kernel: str = ""  # the digest of its machine code and launch
     usage: Usage | None = None
     smem: int = 0  # bytes of dynamic shared memory
     emulation: Emulation | None = None
@@ -91,9 +97,8 @@ def verify(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: J
 
     def ended(stage: str, reasons: Iterable[str], usage: Usage | None = None) -> Verification:
         return Verification(
-            problem, strategy, stage, tuple(reasons), check_s, digest(draft.ptx), usage,
-            draft.launch.smem_bytes,
-        )  # fmt: skip
+            problem, strategy, stage, tuple(reasons), check_s, "", usage, draft.launch.smem_bytes
+        )
 
     try:
         assembly = cache.assemble(draft.ptx, device.arch)
@@ -110,8 +115,9 @@ def verify(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: J
     correct = emulation.exact and not emulation.hazards
     refused = "" if emulation.right else "coverage" if correct else "emulator"
     return Verification(
-        problem, strategy, refused, emulation.complaints, check_s, digest(draft.ptx),
-        assembly.usage, draft.launch.smem_bytes, emulation, tuple(judged),
+        problem, strategy, refused, emulation.complaints, check_s,
+        machine_digest(assembly.cubin, draft.launch), assembly.usage, draft.launch.smem_bytes,
+        emulation, tuple(judged),
     )  # fmt: skip
 
 
@@ -121,7 +127,7 @@ def verify_all(
 ) -> list[Verification]:  # fmt: skip
     """Every job's verification, in order, behind a progress bar."""
     work = partial(verify, device, tuple(seeds), mutants, seed)
-    return map_jobs(work, jobs, workers, f"verify for {device.arch}")
+    return list(each(work, jobs, workers, f"verify for {device.arch}"))
 
 
 # -- the result -----------------------------------------------------------------------------------
@@ -139,7 +145,7 @@ def count(verifications: Sequence[Verification]) -> Summary:
     mutants = [m for p in verifications for m in p.mutants]
     return {
         "strategies": len(verifications),
-        "kernels": kernels_digest(p.text for p in verifications),
+        "kernels": kernels_digest(p.kernel for p in verifications),
         "passed": {stage: sum(p.passed(stage) for p in verifications) for stage in STAGES},
         "registers": _range(u.registers for u in usages),
         "smem_bytes": _range(p.smem for p in verifications if p.usage),
@@ -328,7 +334,7 @@ def arguments() -> argparse.ArgumentParser:
         epilog="columns: s is the median (and maximum) in seconds of the processor, of rules, "
         "build, validator\nand PTX, and of all runs in the emulator; executed: of the kernels all "
         "instructions;\ncovered: of instructions, outcomes of predicates, trips of loops, digits "
-        "of indices;\na mutant is killed if "
+        "and bounds of indices;\na mutant is killed if "
         "the validator refuses it,\ncaught if the emulator shows it to be wrong, else right.\n\n"
         "examples: ptxflow verify --families gqa_decode mla_decode --samples 4\n"
         "ptxflow verify --definition gemm_n4096_k4096 --axes M=1,1000",
@@ -368,7 +374,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_whole(args.renew, json.dumps(joined(whole, summary), indent=1) + "\n")
     print(table(summary))
     return int(any(d["verified"] < d["strategies"] for d in summary["definitions"].values()))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

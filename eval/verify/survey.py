@@ -20,13 +20,13 @@ from typing import Any
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptx import digest
 from ptxflow.compiler.backend.ptxas import PtxasError
 from ptxflow.compiler.compilation import CompiledKernel, Job, compile_kernel
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import natural_int, parse_axes, positive_int
 from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import (
@@ -35,10 +35,9 @@ from ptxflow.eval.verify.draws import (
     definitions,
     draw,
     draw_shapes,
-    map_jobs,
 )
 from ptxflow.eval.verify.emulation import SAMPLED, covering_emulation
-from ptxflow.eval.verify.results import Log, Summary, kernels_digest
+from ptxflow.eval.verify.results import Log, Summary, kernels_digest, machine_digest
 
 STAGES = {
     "IllegalStrategy": "rules",
@@ -57,7 +56,7 @@ class Row:
 
     family: str
     who: str
-    kernel: str = ""  # digest of its PTX
+    kernel: str = ""  # digest of its machine code and launch
     refused: str = ""  # the stage that did
     reason: str = ""  # in its own words
     techniques: tuple[str, ...] = ()  # seen in the machine code
@@ -94,8 +93,9 @@ def _row_of(device: Device, job: Job, emulate: bool) -> Row:
         wrong = "; ".join(found.complaints)
     seen = tuple(technique for technique, count in kernel.sass.counts.items() if count)
     return Row(
-        strategy.family, f"{_who(problem)} {strategy.key}", digest(kernel.ptx), techniques=seen,
-        excess=_excess(kernel), emulated=wrong,
+        strategy.family, f"{_who(problem)} {strategy.key}",
+        machine_digest(kernel.cubin, kernel.launch), techniques=seen, excess=_excess(kernel),
+        emulated=wrong,
     )  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def survey(
         asked.append((rank[job[1].family], job))
     turns = [(job, n <= emulate) for n, job in sorted(asked, key=lambda one: one[0])]
     work = partial(row_of, device, log, time.time() + 60 * minutes)
-    return [row for row in map_jobs(work, turns, workers, f"survey for {device.arch}") if row]
+    return [row for row in each(work, turns, workers, f"survey for {device.arch}") if row]
 
 
 def summarise(rows: Sequence[Row], empty: Sequence[Problem]) -> Summary:
@@ -232,7 +232,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     summary = results.make("survey", args, given, work)
     print(report(summary))
     return int(bool(summary["failures"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,7 @@
-"""What values are in each thread of a cluster, as far as they depend on nothing but the thread."""
+"""What values are in each thread of a cluster, as far as they depend on nothing but the thread.
+
+The variable of a loop of at most one turn is 0.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.ir.nodes import LANE, PREDICATES, WARP, Op, UOp, special
-from ptxflow.compiler.ir.statements import KernelInfo, body_of
+from ptxflow.compiler.ir.statements import KernelInfo, body_of, walk
 
 Values = NDArray[np.uint64] | None
 Mask = NDArray[np.bool_]  # of threads
@@ -25,6 +28,18 @@ class Threads:
         self.known: dict[UOp, Values] = {
             special(n): p for n, p in zip(self.sides, places, strict=True)
         }
+
+    def learn(self, kernel: UOp) -> None:
+        """That variables are 0 whose loops, each of them, begin at 0 and take at most one turn."""
+        once: dict[UOp, bool] = {}
+        for _, node in walk(kernel):
+            if node.op is Op.LOOP:
+                variable, start, stop, _ = node.src[:4]
+                sides = stop.src if stop.op is Op.ALU and stop.arg == "min" else (stop,)
+                short = any(s.op is Op.CONST and s.arg[0] <= 1 for s in sides)
+                short &= start.op is Op.CONST and start.arg[0] == 0
+                once[variable] = once.get(variable, True) and short
+        self.known |= {v: np.zeros_like(self.known[LANE]) for v, short in once.items() if short}
 
     def of_statements(
         self, node: UOp, path: tuple[int, ...] = (), held: Mask | None = None

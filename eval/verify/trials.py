@@ -159,7 +159,7 @@ class Covering:
     @property
     def items(self) -> int:
         """Of all that can be covered."""
-        return sum(len(c.hits) + len(c.outcomes) + len(c.digits) for c in self.entries.values())
+        return sum(c.items for c in self.entries.values())
 
     def add(self, given: Attempt, outcome: Outcome, counts: bool, ptx: str, seconds: float) -> None:
         """A run of a text; what it covered is added where it `counts`, and the attempt kept if any

@@ -8,6 +8,7 @@ the PTX as it is, or that the writer has no text for, is no mutant.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -29,6 +30,7 @@ from ptxflow.eval.verify.threads import Mask, Threads
 #: which variable; an operator; an immediate; a float constant; an instruction
 KINDS = ("parity", "stage", "bound", "stride", "offset", "digit", "constant", "register",
          "variable", "operator", "immediate", "scale", "instruction")  # fmt: skip
+HUGE = 2.0**100
 FLOATS = ("factor", "summand", "value")  # attributes that hold the bits of a float32
 #: attributes that the validator alone reads, hints, and those that mutants of order change
 _NOT_TEXT = {"unread", "last", "across", "apart", "alike", "everywhere", "handed", "begun", "pipe",
@@ -106,20 +108,34 @@ def candidates(kernel: UOp) -> Iterator[Candidate]:
     """Every change of a kernel, each once; none of a value that stays the same for every thread
     that executes a statement which it stands in."""
     threads = Threads(kernel.arg)
+    threads.learn(kernel)
+    where: dict[tuple[tuple[int, ...] | None, UOp], Mask] = {}
     there = dict(threads.of_statements(kernel))
-    everywhere: dict[UOp, Mask] = {}
     for path, node in walk(kernel):
-        for src in node.src:
-            for value in _nodes(src) if src.op in VALUES or src.op is Op.SLOT else ():
-                everywhere[value] = everywhere.get(value, False) | there[path]
+        for src, reached in _reached(node, there[path], threads):
+            for value in _nodes(src):
+                for place in (path, None):
+                    where[place, value] = where.get((place, value), False) | reached
     seen = set[tuple[UOp, UOp, tuple[int, ...] | None]]()
     for found in _all(kernel):
         key = found.old, found.new, found.path
         if found.old is not found.new and key not in seen:
             seen.add(key)
-            where = everywhere.get(found.old) if found.path is None else there[found.path]
-            if not threads.same(found.old, found.new, where):
+            mask = where.get((found.path, found.old))
+            if not threads.same(found.old, found.new, mask):
                 yield found
+
+
+def _reached(node: UOp, executing: Mask, threads: Threads) -> Iterator[tuple[UOp, Mask]]:
+    """The operands of a statement and the threads in which they count: beside `inside`, those for
+    which it may hold."""
+    held = [s for s in node.src if s.op in VALUES or s.op is Op.SLOT]
+    names_of = [name for name, _ in atom(node.arg.atom).operands] if node.op is Op.ATOM else []
+    inside = node.src[names_of.index("inside")] if "inside" in names_of else None
+    known = threads.of(inside) if inside is not None else None
+    for src in held:
+        counts = known is None or src is inside
+        yield src, executing if counts else executing & (known != 0)
 
 
 def _all(kernel: UOp) -> Iterator[Candidate]:
@@ -147,29 +163,33 @@ def _all(kernel: UOp) -> Iterator[Candidate]:
 
 def drawn(lowered: UOp, device: Device, count: int, rng: np.random.Generator) -> list[Mutant]:
     """`count` mutants of a kernel or program, spread evenly over kernels and kinds; fewer where
-    there are no more. No two have the same PTX."""
-    heaps = list[tuple[UOp, list[Candidate]]]()
-    for kernel in kernels_of(lowered):
-        by_kind: dict[str, list[Candidate]] = {}
+    there are no more. No two have the same PTX. Their order is each one's own: without some of the
+    candidates the others are drawn alike."""
+    salt = int(rng.integers(1 << 32))
+    heaps = dict[str, tuple[UOp, list[Candidate]]]()
+    for i, kernel in enumerate(kernels_of(lowered)):
         for found in candidates(kernel):
-            by_kind.setdefault(found.kind, []).append(found)
-        for kind in (k for k in KINDS if k in by_kind):
-            order = rng.permutation(len(by_kind[kind]))
-            heaps.append((kernel, [by_kind[kind][i] for i in order]))
-    heaps = [heaps[i] for i in rng.permutation(len(heaps))]
+            heaps.setdefault(f"{found.kind} {i}", (kernel, []))[1].append(found)
+    for _, found_of in heaps.values():
+        found_of.sort(key=lambda c: _lot(salt, f"{c.change} {c.path}"))
+    queue = [heaps[name] for name in sorted(heaps, key=partial(_lot, salt))]
     texts = {kernel: {write(kernel, device)} for kernel in kernels_of(lowered)}
     out = list[Mutant]()
-    while heaps and len(out) < count:
-        kernel, heap = heaps.pop(0)
+    while queue and len(out) < count:
+        kernel, heap = queue.pop(0)
         while heap:
             mutant = heap.pop().of(kernel)
             text = text_of(mutant.tree, device)
             if text and text not in texts[kernel]:
                 texts[kernel].add(text)
                 out.append(mutant)
-                heaps.append((kernel, heap))
+                queue.append((kernel, heap))
                 break
     return out
+
+
+def _lot(salt: int, name: str) -> int:
+    return zlib.crc32(f"{salt} {name}".encode())
 
 
 def text_of(tree: UOp, device: Device) -> str:
@@ -411,11 +431,12 @@ def _immediates(held: Any, real: bool) -> Iterator[Any]:
         yield not held
     elif isinstance(held, int) and real and held % (1 << 31) == 0:  # a zero
         yield int(np.float32(1).view(np.uint32))
-    elif isinstance(held, int) and real:  # the double, the opposite, zero, one and a sixteenth
+    elif isinstance(held, int) and real:  # the opposite, zero, the double, one and a sixteenth
         number = np.uint32(held).view(np.float32)
         with np.errstate(all="ignore"):
-            made = (number * 2, -number, 0.0, number * np.float32(1.0625))
-        for bits in dict.fromkeys(int(np.float32(n).view(np.uint32)) for n in made):
+            made = (-number, 0.0, number * 2, number * np.float32(1.0625))
+        few = 2 if abs(number) > HUGE else 4  # what stands for infinity does so doubled, too
+        for bits in dict.fromkeys(int(np.float32(n).view(np.uint32)) for n in made[:few]):
             if bits != held:
                 yield bits
     elif isinstance(held, int):

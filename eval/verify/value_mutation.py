@@ -12,7 +12,7 @@ What is no other kernel is counted apart: `unchanged`, of which ptxas makes the 
 and `malformed`, which it has no instruction for.
 
 With --log, verdicts are kept as lines of JSON as they are reached, and a run that was cut off goes
-on with the rest.
+on with the rest. They are of the kernel's PTX, the mutant's and the problems, whatever builds them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ import numpy as np
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
@@ -44,15 +44,16 @@ from ptxflow.compiler.emulator.parse import parse
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
+from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import positive_int
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.draws import add_arguments, drawn, map_jobs
+from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.mutation import chosen_structures, digests
 from ptxflow.eval.verify.results import Summary, spread
 from ptxflow.eval.verify.value_mutants import KINDS
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
-from ptxflow.eval.verify.value_problems import Bench, Known, bench_of
+from ptxflow.eval.verify.value_problems import Bench, Known, bench_of, small_kernel
 
 VERDICTS = ("validator", "emulator", "equivalent", "escaped", "crashed", "unchanged", "malformed")
 ASSEMBLY = 40_000  # instructions emulated in the time that ptxas takes, about
@@ -71,8 +72,9 @@ class Judged:
     check_s: float = 0.0
     emulator_s: float = 0.0
     family: str = ""
-    kernel: str = ""  # its name in a log, and the mutant's
-    id: str = ""
+    kernel: str = ""  # the digest of its PTX
+    id: str = ""  # of the kernel's PTX and the mutant's
+    by: str = ""  # the problem that killed it, or the bench none of whose problems did
 
     def __str__(self) -> str:
         return f"{self.family}: {self.text}" + f": {self.why}" * bool(self.why)
@@ -86,7 +88,7 @@ def judge(mutant: Mutant, validate: Callable[[UOp], None], bench: Bench) -> Judg
 
     `validate` raises CompileError.
     """
-    verdict, why, times = "", "", [time.process_time()]
+    verdict, why, by, times = "", "", "", [time.process_time()]
     try:
         try:
             validate(mutant.tree)
@@ -94,31 +96,32 @@ def judge(mutant: Mutant, validate: Callable[[UOp], None], bench: Bench) -> Judg
             verdict, why = "validator", str(refusal).splitlines()[0]
         times.append(time.process_time())
         if not verdict:
-            verdict, why = _emulated(write(mutant.tree, bench.device), bench)
+            verdict, why, by = _emulated(write(mutant.tree, bench.device), bench)
     except Exception as error:  # any at all: a run of hours must not end by one mutant's
         verdict, why = "crashed", f"{type(error).__name__}: {error}".splitlines()[0]
     times += [time.process_time()] * (3 - len(times))
     check_s, emulator_s = (round(b - a, 3) for a, b in pairwise(times))
-    return Judged(mutant.operator, str(mutant), verdict, why, check_s, emulator_s)
+    return Judged(mutant.operator, str(mutant), verdict, why, check_s, emulator_s, by=by)
 
 
-def _emulated(text: str, bench: Bench) -> tuple[str, str]:
-    """The verdict on a mutant that the validator accepts, and why: the machine code is asked for
-    once a problem has not killed it, or before all where the first takes longer than `ptxas`."""
+def _emulated(text: str, bench: Bench) -> tuple[str, str, str]:
+    """The verdict on a mutant that the validator accepts, why, and by what: the machine code is
+    asked for once a problem has not killed it, or before all where the first takes longer than
+    `ptxas`."""
     if not _parses(text, bench):
-        return "malformed", ""
+        return "malformed", "", ""
     ordered = bench.ordered()
     early = ordered[0].instructions > ASSEMBLY
     if early and (verdict := _assembled(text, bench)):
-        return verdict, ""
+        return verdict, "", ""
     for i, known in enumerate(ordered):
         if complaint := _complaint(text, known, bench):
-            return "emulator", complaint
+            return "emulator", complaint, known.name
         if not i and not early and (verdict := _assembled(text, bench)):
-            return verdict, ""
+            return verdict, "", ""
     assert bench.larger is not None
     complaint = _complaint(text, bench.larger, bench)
-    return ("escaped" if complaint else "equivalent"), complaint
+    return ("escaped" if complaint else "equivalent"), complaint, bench.name
 
 
 def _complaint(text: str, known: Known, bench: Bench) -> str:
@@ -161,13 +164,21 @@ Task = tuple[Job, int, int]  # mutants of a kernel: from one to another
 def judge_kernel(
     device: Device, seed: int, log: Path | None, until: float, task: Task
 ) -> list[Judged]:
-    """Mutants of a strategy's kernel, on the problems that cover its text; those in the log as they
-    are. None is begun when the clock (`time.time`) is at `until`."""
-    if time.time() > until:
-        return []
+    """Mutants of a strategy's kernel, on the problems that cover its text, and all in the log that
+    are of the same PTX. None is begun when the clock (`time.time`) is at `until`."""
     job, first, last = task
     strategy = job[1]
-    bench, maker = bench_of(job, device, seed), family(strategy.family)
+    kernel = digest(write(small_kernel(job, device)[1], device))
+    known = {j.id: j for j in read_log(log).values() if j.kernel == kernel}
+    if not known and time.time() > until:
+        return []
+    try:
+        bench, maker = bench_of(job, device, seed), family(strategy.family)
+    except ValueError as error:
+        return [Judged(KINDS[0], strategy.key, "crashed", str(error), family=strategy.family)]
+    out = {key: j for key, j in known.items() if holds(j, bench)}
+    if len(out) >= last or time.time() > until:
+        return list(out.values())
     trips = maker.trips(bench.shape, strategy, device)
     launch = maker.launch(bench.shape, strategy, device)
 
@@ -175,20 +186,23 @@ def judge_kernel(
         check(tree, trips, device)
         check_launch(tree, launch)
 
-    known = read_log(log)
-    out = []
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
     for mutant in drawn_mutants(bench.lowered, device, last, rng)[first:]:
         whole = replace(mutant, tree=mutant.within(bench.lowered))
-        key = name_of(bench.name, write(whole.tree, device))
-        if key not in known:
-            if time.time() > until:
-                break
+        key = name_of(bench.kernel, digest(write(whole.tree, device)))
+        if key not in out and time.time() < until:
             found = judge(whole, validate, bench)
-            known[key] = replace(found, family=strategy.family, kernel=bench.name, id=key)
-            _append(log, known[key])
-        out.append(known[key])
-    return out
+            out[key] = replace(found, family=strategy.family, kernel=bench.kernel, id=key)
+            _append(log, out[key])
+    return list(out.values())
+
+
+def holds(judged: Judged, bench: Bench) -> bool:
+    """Whether a verdict is one on the bench's problems: what killed a mutant is still among them,
+    or all that did not are."""
+    if judged.verdict == "emulator":
+        return judged.by in {k.name for k in bench.known}
+    return judged.by in ("", bench.name)
 
 
 def name_of(*parts: str) -> str:
@@ -286,8 +300,8 @@ def run(
 ) -> list[Judged]:  # fmt: skip
     """`count` mutants on `workers` processes; none is begun after so many minutes."""
     work = partial(judge_kernel, device, seed, log, time.time() + 60 * minutes)
-    found = map_jobs(work, tasks(jobs, count), workers, f"{count} mutants for {device.arch}")
-    return [j for judged in found for j in judged]
+    found = each(work, tasks(jobs, count), workers, f"{count} mutants for {device.arch}")
+    return list({j.id: j for judged in found for j in judged}.values())
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -326,7 +340,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{summary['device']}: {summary['kernels']} kernels, {summary['seconds']:.0f} s")
     print(table(summary))
     return int(bool(summary["escaped"] or summary["crashed"]))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,14 +19,14 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.backend import cache
-from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.emulator.coverage import skeleton
+from ptxflow.compiler.emulator.coverage import OPEN, skeleton
 from ptxflow.compiler.family import Problem, Size, Strategy, Trial
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.launch import Launch, evaluate
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.draws import FOLLOWING
 from ptxflow.eval.verify.trials import (
@@ -42,14 +43,13 @@ from ptxflow.eval.verify.trials import (
 
 SIZES = 2, 3  # times an axis of the trial, at the least and the most
 DRAWS = 6  # of a larger problem, on which the kernel itself must be right
-COVERING = 500_000  # instructions after which no further problem is sought
+COVERING = 1_000_000  # instructions after which no further problem is sought
 SOON = 120_000  # instructions that the first problem, and a larger one, may take
-CLUSTERS = (0, 12, 6, 3, 2)  # of these two: all, or as many as end soon
+CLUSTERS = (12, 6, 3, 2)  # of these two, where not all, so many: as end soon
 #: times the kernel's own instructions, those of a larger problem, and so many more: it does not end
 LONGER, SLOWEST, GRACE = 2, 8, 2000
-QUICK = 2, 3  # clusters of a problem that comes before all, where that is so many times as quick
-LIMITS = SIZES, DRAWS, COVERING, SOON, CLUSTERS
-NO_END = "does not end"
+QUICK = 1, 1.8  # clusters of a problem that comes first, where that is so many times as quick
+LIMITS = SIZES, DRAWS, COVERING, SOON, CLUSTERS, tuple(OPEN)
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,12 @@ class Known:
     attempt: Attempt
     instructions: int
     data: str  # digest of what goes in and is right
+
+    @property
+    def name(self) -> str:
+        """Of all that a verdict depends on."""
+        given = self.attempt
+        return cache.key(f"{given} {given.blocks} {given.absent}", self.data)[:16]
 
 
 @dataclass
@@ -73,9 +79,15 @@ class Bench:
     text: str
     known: list[Known]
     larger: Known | None = None
-    name: str = ""  # of the text and these problems
+    kernel: str = ""  # the digest of its PTX, whatever its registers are called
     kills: Counter[Attempt] = field(default_factory=Counter)
     written: dict[Attempt, Masks] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the kernel and its problems."""
+        names = (k.name for k in (*self.known, self.larger) if k)
+        return cache.key(self.kernel, *names)[:16]
 
     def ordered(self) -> list[Known]:
         """By what a problem cost for each mutant that it killed."""
@@ -83,13 +95,16 @@ class Bench:
 
     def run(self, text: str, known: Known) -> Outcome:
         """A mutant's text on a problem; a kill is counted. A run that takes much longer than the
-        kernel does not end."""
+        kernel does not end. What some clusters leave unwritten is known of the larger problem, and
+        of the first, which stands for one that trials run whole."""
         given = known.attempt
-        if any(given.some) and given not in self.written:
+        whole = known is self.larger or given.problem == self.shape
+        if whole and any(given.some) and given not in self.written:
             self.written[given] = self.whole(given).written
         times = LONGER if known is not self.larger else SLOWEST
         limit = times * known.instructions + GRACE
-        found = attempt(text, self.launch(given), given, self.written.get(given), limit)
+        wanted = self.written.get(given) if whole else None
+        found = attempt(text, self.launch(given), given, wanted, limit)
         self.kills[given] += bool(found.error or found.report.hazards)
         return found
 
@@ -104,16 +119,14 @@ class Bench:
 @lru_cache(maxsize=4)
 def bench_of(job: Job, device: Device, seed: int) -> Bench:
     """The problems of a kernel. ValueError where it is wrong itself."""
-    problem, strategy = job
-    maker = family(strategy.family)
-    whole = skeleton(write(maker.build(problem, strategy, device), device))
-    small = maker.trial(problem, strategy, device)
-    offered = maker.trials(problem, strategy, device)
-    shape, _ = shape_of(small.problem, offered.shapes, strategy, device, whole)
-    lowered = maker.build(shape, strategy, device)
+    strategy = job[1]
+    maker, (shape, lowered) = family(strategy.family), small_kernel(job, device)
+    small, offered = maker.trial(*job, device), maker.trials(*job, device)
     text = write(lowered, device)
-    made = Bench(job, device, shape, lowered, text, [])
-    name = cache.key("value problems", text, repr(small), repr(offered), repr(seed), repr(LIMITS))
+    made = Bench(job, device, shape, lowered, text, [], kernel=digest(text))
+    name = cache.key(
+        "value problems", made.kernel, repr(small), repr(offered), repr(seed), repr(LIMITS)
+    )
     held = [_kept(shape, row) for row in json.loads(cache.store().get(name) or b"[]")]
     if not held or any(k.data != digest_of(k.attempt) for k in held):
         held = [*_covering(made, Attempt(shape, 0, small.blocks), offered.sizes)]
@@ -122,8 +135,17 @@ def bench_of(job: Job, device: Device, seed: int) -> Bench:
         rows = [asdict(k) | {"axes": dict(k.attempt.problem.axes)} for k in held]
         cache.store().put(name, json.dumps(rows).encode())
     *made.known, made.larger = held
-    made.name = cache.key(text, *(f"{k.attempt} {k.data}" for k in held))[:16]
     return made
+
+
+def small_kernel(job: Job, device: Device) -> tuple[Problem, UOp]:
+    """The constants of a kernel's problems, and what is built for them."""
+    problem, strategy = job
+    maker = family(strategy.family)
+    whole = skeleton(write(maker.build(problem, strategy, device), device))
+    first, offered = maker.trial(*job, device).problem, maker.trials(*job, device)
+    shape, _ = shape_of(first, offered.shapes, strategy, device, whole)
+    return shape, maker.build(shape, strategy, device)
 
 
 def _kept(shape: Problem, row: dict[str, Any]) -> Known:
@@ -161,19 +183,32 @@ def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]
     some, quick = QUICK
     brief = replace(min(held, key=lambda k: k.instructions).attempt, some=_each(made, some))
     outcome = made.whole(brief)
-    if outcome.report.instructions * quick < min(k.instructions for k in held):
+    least = min(k.instructions for k in held)
+    if not outcome.error and outcome.report.instructions * quick < least:
         held.append(Known(brief, outcome.report.instructions, digest_of(brief)))
     return held
 
 
 def _soon(made: Bench, given: Attempt) -> tuple[Attempt, Outcome]:
-    """The kernel on a problem: on all clusters, or on as many as end soon."""
-    for some in CLUSTERS:
-        sized = replace(given, some=_each(made, some))
-        outcome = made.whole(sized, 0 if some == CLUSTERS[-1] else SOON)
-        if not (outcome.fault and NO_END in outcome.error):
+    """The kernel on a problem: on all clusters, or on as many as end soon, going by two of them; on
+    all, too, where a launch needs all of the one before it."""
+    few = replace(given, some=_each(made, CLUSTERS[-1]))
+    outcome = made.whole(few)
+    report, whole = outcome.report, sum(_clusters(step, given) for step in made.launch(given).steps)
+    wanted = 0
+    for some, share in ((0, whole), *((n, n * len(few.some)) for n in CLUSTERS)):
+        wanted = 0 if outcome.fault else some
+        if report.instructions * share <= SOON * report.clusters:
             break
-    return sized, outcome
+    sized = few if wanted == CLUSTERS[-1] else replace(given, some=_each(made, wanted))
+    if sized != few:
+        outcome = made.whole(sized)
+    return (given, made.whole(given)) if outcome.error and wanted else (sized, outcome)
+
+
+def _clusters(step: Launch, given: Attempt) -> int:
+    grid = [evaluate(axis, dict(given.problem.axes)) for axis in step.grid]
+    return math.prod(grid) // math.prod(step.cluster)
 
 
 def _each(made: Bench, some: int) -> tuple[int, ...]:

@@ -70,8 +70,8 @@ def test_peers_exchange(execute: Execute, seed: int) -> None:
     ("old", "new", "says"),
     [
         ("[%r4], {", "[%r4+4], {", "is not a multiple of 16"),
-        ("[%r10], 512;", "[%r10], 1024;", r"(?s)deadlock.*1024 bytes outstanding"),
-        ("[%r10], 512;", "[%r10], 256;", r"(?s)deadlock.* 256 bytes outstanding"),
+        ("[%r10], 512;", "[%r10], 1024;", r"(?s)deadlock.* 512 bytes outstanding"),
+        ("[%r10], 512;", "[%r10], 256;", "256 bytes came that no expect_tx announced"),
         ("    mbarrier.init.shared::cta.b64 [%r10], 1;\n", "", "no mbarrier was initialised"),
         (WAIT, "", "never written|still in flight"),
         ("mapa.shared::cluster.u32 %r5, %r10, %r2;", "mov.u32 %r5, %r10;", "the data is not"),

@@ -13,15 +13,17 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.emulator.race import GRANULE
-from ptxflow.compiler.ir import Value, loop, slot, value
+from ptxflow.compiler.ir import Value, kernels_of, loop, slot, value
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.attention.sequences import Search
 from ptxflow.compiler.kernels.dsa_indexer import select
-from ptxflow.compiler.kernels.dsa_sparse.lists import Lists
+from ptxflow.compiler.kernels.dsa_indexer.select import Select
+from ptxflow.compiler.kernels.dsa_sparse.kernel import Lists
 from ptxflow.compiler.kernels.gdn_decode.kernel import Kernel
+from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import ChunkWarps
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gqa_decode.combine import Combine
-from ptxflow.compiler.kernels.gqa_decode.span import Span
+from ptxflow.compiler.kernels.gqa_decode.shape import Span
 from ptxflow.compiler.kernels.gqa_prefill import schedule
 from ptxflow.compiler.kernels.mla.combine import Combine as Parts
 from ptxflow.compiler.kernels.moe.grouped import Grouped
@@ -29,10 +31,12 @@ from ptxflow.compiler.launch import evaluate
 from ptxflow.compiler.tile.rings import Ring
 from ptxflow.eval.verify import trials
 from ptxflow.eval.verify.trials import cover
+from ptxflow.eval.verify.value_mutants import candidates
 from tests.families import (
     dsa_indexer,
     dsa_sparse,
     gdn_decode,
+    gdn_prefill,
     gemm,
     gqa_decode,
     gqa_prefill,
@@ -46,7 +50,7 @@ FAR = 34  # turns of a ring
 unit, query_row, origin = Combine.unit, Span.query_row, Tiling.origin
 wait_full, find, weight_scale = Ring.wait_full, Search.find, Grouped.weight_scale
 stats_of, entry, load_token = Parts.stats_of, Lists.entry, Kernel._load_token
-tile_at = schedule.Work.tile_at
+tile_at, sweep, streams = schedule.Work.tile_at, Select.sweep, ChunkWarps._streams
 
 
 def other_chunk(self: Combine, place: Any, head: Value, column: Value) -> Any:
@@ -70,9 +74,9 @@ def first_turn(index: Any, turns: Value, *body: Any, **options: Any) -> Any:
 
 
 def first_raster(self: Tiling, tile: Any) -> Any:
-    """Tiles behind the second raster group are those of it."""
+    """Tiles behind the second raster group are the last one of it."""
     across = self.tiles_m if self.swapped else self.tiles_n
-    return origin(self, tile.min(across * max(2 * self.s.raster_group, 4) - 1))
+    return origin(self, tile.min(across * 2 * self.s.raster_group - 1))
 
 
 def late_parity(self: Ring, use: Value) -> Any:
@@ -107,11 +111,28 @@ def even_heads(self: Kernel, name: str, row: Any) -> Any:
     return load_token(self, name, value(row) >> 1 << 1)
 
 
+def far_ranks(self: Select, name: str, visit: Any) -> Any:
+    """CTAs of a cluster but the first sweep the keys of ranks behind theirs."""
+    own, self.rank = self.rank, self.rank * 2
+    try:
+        return sweep(self, name, visit)
+    finally:
+        self.rank = own
+
+
+def even_queries(self: ChunkWarps) -> Any:
+    """Queries of an odd query head are those of the one before."""
+    query, *others = streams(self)
+    pair = self.place[1] // (2 * self.share) * 2
+    return [replace(query, first=pair * self.size), *others]
+
+
 def near_tiles(self: schedule.Work, step: Value) -> Any:
     """Tiles of keys beyond those of the first problem are the last of these."""
     return tile_at(self, value(step).min(self.s.stages + 2))
 
 
+GROUPED = next(s for device, _, s in gemm.CASES if device is H200 and s.raster_group > 1)
 Plant = tuple[Any, str, Callable[..., Any], Any, Any]
 PLANTS: dict[str, Plant] = {
     "E1 another chunk": (
@@ -127,7 +148,7 @@ PLANTS: dict[str, Plant] = {
         schedule, "loop", first_turn, gqa_prefill.problem(64), gqa_prefill.strategy()
     ),
     "E9 raster groups": (
-        Tiling, "origin", first_raster, gemm.problem(m=581, n=1024, k=1024), gemm.CASES[0][2]
+        Tiling, "origin", first_raster, gemm.problem(m=581, n=1024, k=1024), GROUPED
     ),
     "E10 the 32nd turn": (
         Ring, "wait_full", late_parity, gemm.problem_for(gemm.CASES[0][2]), gemm.CASES[0][2]
@@ -144,11 +165,18 @@ PLANTS: dict[str, Plant] = {
     "E7 the second turn of a sweep": (
         select, "loop", one_turn, dsa_indexer.problem(), dsa_indexer.strategy()
     ),
+    "E7 ranks over 0 of a cluster": (
+        Select, "sweep", far_ranks, dsa_indexer.problem(), dsa_indexer.strategy(ctas=2)
+    ),
     "E11 later tiles of keys": (
         schedule.Work, "tile_at", near_tiles, gqa_prefill.problem(64), gqa_prefill.strategy()
     ),
     "another query head of a delta net": (
         Kernel, "_load_token", even_heads, gdn_decode.problem(), gdn_decode.strategy()
+    ),
+    "another query head of a delta net's prefill": (
+        ChunkWarps, "_streams", even_queries,
+        gdn_prefill.problem(queries=4, values=8), gdn_prefill.strategy(),
     ),
 }  # fmt: skip
 
@@ -159,6 +187,63 @@ def test_what_small_indices_hide_is_found(name: str, monkeypatch: pytest.MonkeyP
     holder, method, planted, problem, strategy = PLANTS[name]
     monkeypatch.setattr(holder, method, planted)
     assert cover(problem, strategy, H200).error
+
+
+#: (problem, strategy, what is changed, in which statement, which of those)
+ONE_MORE = {
+    "a tile of queries that begins a token earlier": (
+        gqa_prefill.problem(),
+        gqa_prefill.strategy(share=2, stages=1, overlap=0),
+        "64 to 63 in mul in parity",
+        "mbar_wait(v_full)",
+        0,
+    ),
+    "the entry behind the last of a list": (
+        dsa_indexer.problem(),
+        dsa_indexer.strategy(),
+        "lt of one more in inside",
+        "put_place(chosen",
+        1,
+    ),
+    "no lane that stores log-sum-exps of chunks": (
+        mla.problem(), mla.decode(), "4 to 0 in lt in inside", "st_global(lse, lse, c_", 0
+    ),
+    **{
+        f"log-sum-exps of other heads: {change}": (
+            dsa_sparse.problem(), dsa_sparse.strategy(), change, "st_global(lse, lse, c_", 0
+        )
+        for change in (
+            "32 to 31 in div in index", "32 to 64 in div in index", "16 to 32 in mul in index"
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ONE_MORE)
+def test_what_a_boundary_hides_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that shows at a boundary alone: the last index, the first tile beyond a ring."""
+    problem, strategy, change, statement, which = ONE_MORE[name]
+    maker, made = family(problem.family), list[str]()
+
+    def build(*given: Any) -> Any:
+        whole = maker.build(*given)
+        found = [
+            mutant
+            for kernel in kernels_of(whole)
+            for c in candidates(kernel)
+            if c.path is not None and change in c.change
+            if statement in str(mutant := c.of(kernel))
+        ]
+        if not found:
+            return whole
+        made.append(str(found[which]))
+        return found[which].within(whole)
+
+    planted = replace(maker, build=build)
+    monkeypatch.setattr(trials, "family", lambda _: planted)
+    found = cover(problem, strategy, H200)
+    assert made and (found.error or found.hazards)
 
 
 WORKSPACES = {

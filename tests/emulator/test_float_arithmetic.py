@@ -100,6 +100,39 @@ def test_extremes(what: str, kind: str, x2: str, ftz: str) -> None:
         assert same(run(f"{what}{ftz}{nan}.{kind}{x2}", held, x2, words), want)
 
 
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("what", ["add", "sub", "fma"])
+def test_mixed_precision_is_rounded_once(what: str, kind: str) -> None:
+    half, single = FORMATS[kind], FORMATS["f32"]
+    *halves, last = [*inputs(half, 2 if what == "fma" else 1, seed=5), *inputs(single, 1, seed=6)]
+    operands = ", ".join(("%a", "%b", "%c")[: len(halves) + 1])
+    text = f"{what}.rn.f32.{kind} %d, {operands};"
+    got = lanewise(text, *halves, last, out=32, target=SM100).view(last.dtype)
+    values = [*(half.values(w) for w in halves), single.values(last)]
+    with np.errstate(all="ignore"):
+        if what == "fma":
+            want = by_lane(lambda a, b, c: fused(single, False, a, b, c), *values)
+        else:
+            sums = values[0] + values[1] * (-1 if what == "sub" else 1)
+            want = [float(x) for x in sums.astype(np.float32)]
+    assert same(single.values(got), want)
+    with pytest.raises(PtxSyntaxError, match="sm_90a has no"):
+        lanewise(text, *halves, last, out=32, target="sm_90a")
+
+
+@pytest.mark.parametrize("nan", ["", ".NaN"])
+@pytest.mark.parametrize("what", ["min", "max"])
+def test_extremes_of_three(what: str, nan: str) -> None:
+    held = FORMATS["f32"]
+    words = inputs(held, 3, seed=4)
+    values = [held.values(w) for w in words]
+
+    def of_three(a: float, b: float, c: float) -> float:
+        return extremes(what, bool(nan), extremes(what, bool(nan), a, b), c)
+
+    assert same(run(f"{what}{nan}.f32", held, "", words), by_lane(of_three, *values))
+
+
 @pytest.mark.parametrize(("kind", "x2"), [("f16", ""), ("bf16", "x2"), ("f32", ""), ("f64", "")])
 def test_signs(kind: str, x2: str) -> None:
     held = FORMATS[kind]

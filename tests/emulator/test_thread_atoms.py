@@ -243,5 +243,5 @@ def test_lanes_add_what_lanes_before_hold() -> None:
 def test_what_is_outside_is_zero_whatever_it_was() -> None:
     a = normal()
     a[3], a[20] = np.nan, np.inf
-    found = lanes([at.copy(slot(OUT), slot(A)), at.keep_inside(slot(OUT), LANE < 3)], a=a)
+    found = lanes([at.copy(slot(OUT), slot(A)), at.hide(slot(OUT), LANE < 3, to=0)], a=a)
     np.testing.assert_array_equal(found, np.where(np.arange(32)[:, None] < 3, a, 0))

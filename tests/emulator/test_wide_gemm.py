@@ -17,21 +17,20 @@ HOPPER = {
         "raster_group": 2, "walk": "columns",
     },
     "swapped, staged, turns": {"swap": 1, "tile_n": 16, "tile_m": 64, "schedule": "pingpong"},
-    "three warpgroups, four buffers of 16 columns": {
+    "three warpgroups, blocks of 16 columns": {
         "tile_m": 192, "tile_n": 80, "consumers": 3, "epilogue": "tma_blocks", "tile_k": 32,
-        "store_buffers": 4,
     },
     "none in flight, apart along K, multicast": {
-        "in_flight": 0, "apart": 4, "ask_maps": 1, "cluster": "2x1", "tile_k": 32,
+        "in_flight": 0, "apart": 4, "cluster": "2x1", "tile_k": 32,
     },
-    "row by row, even": {
-        "issue": "rows", "tile_m": 256, "tile_n": 64, "tile_k": 32, "grid": "even",
+    "even, groups of three walked by columns": {
+        "tile_m": 256, "tile_n": 64, "tile_k": 32, "grid": "even",
         "raster_group": 3, "walk": "columns",
     },
 }  # fmt: skip
 BLACKWELL = {
-    "apart along K, one buffer": {
-        "apart": 1, "ask_maps": 1, "epilogue": "tma_blocks", "tile_n": 208, "store_buffers": 1,
+    "apart along K, 208 columns": {
+        "apart": 1, "epilogue": "tma_blocks", "tile_n": 208,
         "tile_k": 32, "consumers": 1,
     },
 }  # fmt: skip

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ptxflow.eval.study import plots
 from ptxflow.eval.study.search.replay import Replay, read_replays
 
 MEASUREMENTS = Path(__file__).resolve().parents[2] / "eval" / "measurements"
@@ -19,6 +20,12 @@ def driverless() -> None:
     with contextlib.suppress(OSError):
         ctypes.CDLL("libcuda.so.1")
         pytest.skip("this machine has a driver")
+
+
+@pytest.fixture
+def one_plot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports with a single plot, as all of them take longer than a small evaluation."""
+    monkeypatch.setattr(plots, "PLOTS", {"gap": plots.PLOTS["gap"]})
 
 
 @pytest.fixture(scope="session")

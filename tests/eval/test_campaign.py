@@ -26,7 +26,7 @@ from ptxflow.env.tasks.workload import workloads as rows_of
 from ptxflow.eval.bench import campaign, schedule
 from ptxflow.eval.bench.candidates import sample_workload, strategies, subspace
 from ptxflow.eval.bench.records import Record, read_records
-from ptxflow.eval.bench.worker import Worker
+from ptxflow.eval.bench.worker import Lost, Worker
 from tests.builders import compiled, refused, space_at
 from tests.scripted_gpu import script_gpus
 
@@ -233,6 +233,26 @@ def test_without_any_gpu_left_the_run_ends(
     monkeypatch.setattr(schedule.Worker, "start", broken_start)
     assert call(tmp_path / "r.jsonl", "M=6") == 2
     assert capsys.readouterr().err.strip().endswith("campaign: no GPU here")
+
+
+def test_a_gpu_that_is_gone_is_not_the_kernels_fault(
+    rig: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """It is measured by another at once; where there is none it stays to be measured."""
+    out, gone, runs = tmp_path / "r.jsonl", {"1"}, Worker.run
+
+    def run(self: Worker, job: Any, timeout: float) -> Any:
+        if self.environment["CUDA_VISIBLE_DEVICES"] in gone:
+            raise Lost("the host is gone")
+        return runs(self, job, timeout)
+
+    monkeypatch.setattr(Worker, "run", run)
+    assert call(out, "M=6,7") == 0
+    assert {(r.status, r.gpu["uuid"]) for r in read_records(out)} == {("ok", "GPU-0")}
+    gone.add("0")
+    assert call(out, "M=6,8") == 2
+    assert "the host is gone" in capsys.readouterr().err
+    assert {r.axes["M"] for r in read_records(out)} == {6, 7}
 
 
 def broken_start(self: Worker) -> None:

@@ -14,6 +14,7 @@ from ptxflow.eval import __main__ as evaluate
 from ptxflow.eval.bench.measurer import open_measurer, seconds
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.worker import Worker, WorkerError
+from ptxflow.eval.study import evaluation
 from ptxflow.eval.study.arguments import arguments
 from ptxflow.eval.study.live import find_fields
 from tests.builders import refused, untrained
@@ -35,7 +36,7 @@ def policies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     untrained(folder / "h200.safetensors", space, about)
-    monkeypatch.setattr(evaluate, "CHECKPOINTS", folder)
+    monkeypatch.setattr(evaluation, "CHECKPOINTS", folder)
     return folder
 
 
@@ -72,7 +73,7 @@ def test_a_machinery_that_fails_twice_ends_the_run(tmp_path: Path, rig: Worker) 
         m(field.candidates(range(16)))
 
 
-@pytest.mark.usefixtures("policies")
+@pytest.mark.usefixtures("policies", "one_plot")
 def test_methods_play_on_the_gpu(tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out"
     asked = (*PLACE, "--methods", "policy,random,TPE,bico", "--out", str(out))
@@ -93,7 +94,7 @@ def test_methods_play_on_the_gpu(tmp_path: Path, capsys: Any) -> None:
     page = (out / "report.html").read_text()
     assert "the best that any run found" in page and "Distance to the target" not in page
     # what was recorded is not measured again, and the numbers are the same
-    assert evaluate.play_live(arguments(asked))["groups"] == results["groups"]
+    assert evaluation.play_live(arguments(asked))["groups"] == results["groups"]
     assert sum(r.timing_pass == SCREEN for r in read_records(out / "records.jsonl")) == len(screens)
 
 

@@ -47,6 +47,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(out: Path, tmp_path: Path) -> None:
     """In another process, with another seed of hashes."""
     done = subprocess.run(
@@ -228,6 +229,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     return path, len(space)
 
 
+@pytest.mark.usefixtures("one_plot")
 def test_families_stand_beside_each_other(file: tuple[Path, int], tmp_path: Path) -> None:
     path, count = file
     asked = ["--measurements", str(path), str(GEMMS), "--kernels", str(path), "--least", "200",

@@ -10,6 +10,7 @@ import pytest
 
 from ptxflow.eval import __main__ as evaluate
 from ptxflow.eval.bench.markdown import quoted
+from ptxflow.eval.study import evaluation
 from ptxflow.eval.study.plots import PLOTS
 from ptxflow.eval.study.style import brief
 from ptxflow.eval.study.tables import tables
@@ -39,12 +40,12 @@ def today(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     asked = ("--workloads", ",".join(HELD_OUT), "--methods", ",".join(FAST), "--jobs", "1",
              "--parts", "none")  # fmt: skip
     assert evaluate.main([*asked, "--out", str(out)]) == 0
-    return tables(json.loads((out / evaluate.RESULTS).read_text()))
+    return tables(json.loads((out / evaluation.RESULTS).read_text()))
 
 
 def test_the_page_names_the_files_that_are_committed() -> None:
-    found = {f"`{evaluate.stored(p)}`": evaluate.digest(p)
-             for folder in (evaluate.MEASUREMENTS, evaluate.CHECKPOINTS)
+    found = {f"`{evaluation.stored(p)}`": evaluation.digest(p)
+             for folder in (evaluation.MEASUREMENTS, evaluation.CHECKPOINTS)
              for p in folder.iterdir() if p.name.endswith((".jsonl.xz", ".safetensors"))
              and not p.name.startswith(("surrogate-", "h100-"))}  # fmt: skip
     lines = [line.strip("| ").split(" | ") for line in TABLES["sources"].splitlines()[2:]]

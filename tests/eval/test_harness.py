@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from contextlib import suppress
@@ -15,7 +16,7 @@ import torch
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.library.manifest import Manifest, write_library
-from ptxflow.env.tasks.definition import Definition, load, names
+from ptxflow.env.tasks.definition import Definition, load, names, parse
 from ptxflow.env.tasks.workload import Workload, workloads
 from ptxflow.eval.bench.baselines.baseline import Given, Unsupported
 from ptxflow.eval.bench.baselines.registry import makers_of
@@ -259,14 +260,54 @@ def test_the_indexer_is_asked_for_scores_that_any_order_of_additions_finds() -> 
 
 def test_the_second_filter_is_of_what_the_first_leaves() -> None:
     def plain(probs: Any, method: str, params: Any, eps: float) -> Any:
-        order = probs.sort(-1, descending=True)
-        among = order.values.cumsum(-1) <= params["top_p"][:, None] + eps
-        kept = torch.arange(probs.shape[-1]) < params["top_k"][:, None]
-        chosen = {"top_k": kept, "top_p": among, "top_k_top_p": kept & among}[method]
-        return torch.zeros_like(chosen).scatter(-1, order.indices, chosen)
+        assert method == "top_k"
+        return probs >= probs.sort(-1, descending=True).values.gather(
+            -1, params["top_k"][:, None] - 1
+        )
 
-    probs = torch.tensor([[0.3, 0.2, 0.1, 0.4], [0.4, 0.3, 0.2, 0.1]])
-    params = {"top_k": torch.tensor([2, 3]), "top_p": torch.tensor([0.6, 0.8])}
-    mask = harness.renormalised(plain)
-    assert mask(probs, "top_k_top_p", params, 0.0).int().tolist() == [[0, 0, 0, 1], [1, 1, 0, 0]]
-    assert mask(probs, "top_k", params, 0.0).int().tolist() == [[1, 0, 0, 1], [1, 1, 1, 0]]
+    definition = load("top_k_top_p_sampling_from_probs_v128256")
+    torch.manual_seed(0)
+    probs = torch.randn(3, 40).mul(2).softmax(-1)
+    params = {"top_k": torch.tensor([5, 12, 1]), "top_p": torch.tensor([0.6, 0.9, 0.5])}
+    mask = harness.renormalised(plain)(probs, "top_k_top_p", params)
+    run = reference(definition)
+    drawn = torch.zeros_like(mask)
+    for _ in range(2000):
+        drawn |= torch.nn.functional.one_hot(run(probs, **params), 40).bool()
+    assert torch.equal(mask, drawn) and mask.sum(-1).tolist()[2] == 1
+
+
+@pytest.mark.parametrize(("corrected", "passes"), [(True, True), (False, False)])
+def test_the_harness_takes_what_definitions_ask_for(
+    monkeypatch: pytest.MonkeyPatch, corrected: bool, passes: bool
+) -> None:
+    """Its own evaluator, where it is installed: both filters of the whole distribution are not the
+    definition."""
+    judge: Any = pytest.importorskip("flashinfer_bench.bench.evaluators.sampling")
+    bench, data = (importlib.import_module(f"flashinfer_bench.{n}") for n in ("bench", "data"))
+    asked = load("top_k_top_p_sampling_from_probs_v128256").to_json()
+    asked["axes"]["vocab_size"]["value"] = 1024
+    definition = parse(asked)
+    made = make_inputs(definition, definition.bind({"batch_size": 4}), harness.SEED)
+    made = {n: made[n].clamp(*harness.LIMITS[n]) if n in harness.LIMITS else made[n]
+            for n in definition.inputs}  # fmt: skip
+    params = {n: made[n] for n in ("top_k", "top_p")}
+    kept = sampling.filtered(made["probs"], made["top_k"], made["top_p"])
+
+    def draw(probs: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        some = [torch.multinomial(row, len(probs) // 4, replacement=True) for row in kept]
+        return torch.stack(some, 1).flatten()
+
+    run: Any = draw
+    run.metadata = SimpleNamespace(destination_passing_style=False)
+    plain = judge._compute_valid_sampling_mask
+    mask = harness.renormalised(plain) if corrected else plain
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(judge, "_compute_valid_sampling_mask", mask)
+    monkeypatch.setattr(judge, "_sample_token_distributions", harness.counted)
+    expected = made["probs"] * mask(made["probs"], "top_k_top_p", params)
+    found = judge.SamplingEvaluator.check_correctness(
+        data.Definition.model_validate(asked), run, [[*made.values()]],
+        [[expected / expected.sum(-1, keepdim=True)]], bench.BenchmarkConfig(), "", "cpu",
+    )  # fmt: skip
+    assert (found[1] is None) == passes

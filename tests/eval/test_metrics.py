@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from ptxflow.env.space import Space, enumerate_space
+from ptxflow.env.space import StrategySpace, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.records import Record
@@ -153,7 +153,7 @@ def test_a_look_up_is_of_the_nearest_trained_problem(replays: list[Replay]) -> N
         name = "asked"
         problems: ClassVar[list[int]] = []
 
-        def tflops(self, space: Space, codes: Any) -> Array:
+        def tflops(self, space: StrategySpace, codes: Any) -> Array:
             self.problems.append(space.problem["M"])
             return -np.arange(len(codes), dtype=float)
 

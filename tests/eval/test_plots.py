@@ -25,7 +25,6 @@ from ptxflow.eval.study import style
 from ptxflow.eval.study import training_plots as plots
 from ptxflow.eval.study.kernels import GRID
 from ptxflow.eval.study.plots import PLOTS
-from ptxflow.eval.study.prefill_error import FORMS, growth
 from ptxflow.eval.study.runs import AT
 
 METHODS = (*style.METHODS, "policy b200", "policy b200 + feedback", "exhaustive")
@@ -154,7 +153,6 @@ MADE: dict[str, Callable[[], Figure]] = {
     "distance": lambda: plots.distance(training()),
     "samples": lambda: samples(False),
     "measured samples": lambda: samples(True),
-    "gdn_prefill_error": lambda: growth({f: (np.linspace(0.1, 0.2, 8), 0.1) for f in FORMS}),
 }
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.backend.runtime import GpuInfo
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import DEVICES, H200
@@ -22,6 +21,7 @@ from ptxflow.env.tasks.arguments import find_family, find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted
+from ptxflow.eval.bench.worker import Worker
 from ptxflow.eval.sample import pipeline
 from ptxflow.eval.sample.report import (
     Run,
@@ -32,6 +32,7 @@ from ptxflow.eval.sample.report import (
 )
 from ptxflow.eval.sample.selection import Chosen
 from tests.builders import compiled
+from tests.scripted_gpu import fake_compile, script_gpus
 
 FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
 DEFINITION, AXES = load("rmsnorm_h4096"), {"batch_size": 3000}
@@ -84,7 +85,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuInfo:
     built = built_kernels(5)
     monkeypatch.setattr(pipeline, "run_one", played)
     monkeypatch.setattr(pipeline, "compile_all", lambda *_: built)
-    monkeypatch.setattr(ptxas, "version", lambda: "13.0.88")
+    script_gpus(monkeypatch, lambda device: [Worker()], fake_compile)
     return GpuInfo("NVIDIA H200", "580", "13.0", (9, 0), 132, 60 * 10**6, None, None)
 
 

@@ -11,8 +11,14 @@ import pytest
 from ptxflow.env.measurements import Measurement, by_workload, load_measurements
 from ptxflow.env.tasks.definition import load
 from ptxflow.env.tasks.sequences import axes_of
-from ptxflow.eval.study.optimum import relative_times
-from ptxflow.eval.study.search.replay import Replay, brute_forced, kind_of, outdated, read_replays
+from ptxflow.eval.study.search.replay import (
+    Replay,
+    brute_forced,
+    kind_of,
+    outdated,
+    read_replays,
+    relative_times,
+)
 
 FOLDER = Path(__file__).resolve().parents[2] / "eval" / "measurements"
 HELD_OUT, SAMPLES = FOLDER / "h200-gemm-held-out.jsonl.xz", FOLDER / "h200-gemm-policy.jsonl.xz"

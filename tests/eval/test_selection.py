@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-import sample
 from ptxflow.env import reward_source
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.reward_source import describe
 from ptxflow.env.surrogate import SurrogateReward
 from ptxflow.env.tasks.definition import load
+from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.sample.selection import far_from_training, reward_of
 from ptxflow.gfn.checkpoint import read
 
@@ -21,7 +21,7 @@ from ptxflow.gfn.checkpoint import read
 @pytest.fixture(scope="module")
 def about() -> dict[str, Any]:
     """What the header of H200's policy says."""
-    return read(sample.default_checkpoint("h200")).config
+    return read(default_checkpoint("h200")).config
 
 
 def test_of_surrogates_the_family_s_alone_is_read(

@@ -22,6 +22,7 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    crossed,
     resized,
 )
 
@@ -79,8 +80,8 @@ def _runs() -> tuple[Run, ...]:
     lengths = ((0, 5, 64, 300, 700), (64, 65, 1, 699, 0))
     spread = {H200: (1279, 0, 5, 1057), B200: (1056, 0, 1250, 5)}
     return (
-        *(Run(f"{d.arch}, lengths {n}", p, strategy(), {"lengths": n}, d)
-          for d in BOTH for n in lengths),
+        *(Run(f"{d.arch}, lengths {n}", p, strategy(), {"lengths": n}, d, slow=(d is H200) == i)
+          for d in BOTH for i, n in enumerate(lengths)),
         *(Run(f"equal scores, {s.ctas} CTAs", few, s, {"lengths": (70, 0, 600, 701)})
           for s in (strategy(threads=512, bits=12), strategy(ctas=2, bits=10, room=2, loads=2))),
         # the third has negative scores, the fourth equal ones
@@ -101,9 +102,9 @@ ROW = Row(
     sizes=(
         *(Size(problem(64, n, topk=k), 1000) for k in (256, 2048) for n in (64, 1024, 2048)),
         *(Size(problem(n, pages), spread=1 / 1.5) for n, pages in ((1, 64), (64, 2048))),
-        *(Size(problem(1, 8, heads=h, dim=d, page=p, topk=k))
-          for h in (16, 32, 48, 64)
-          for d, p, k in ((64, 32, 32), (128, 128, 1024), (128, 64, 2048))),
+        *(Size(problem(1, 8, heads=h, dim=d, page=p, topk=k), slow=slow)
+          for h, (d, p, k), slow in crossed(
+              (16, 32, 48, 64), ((64, 32, 32), (128, 128, 1024), (128, 64, 2048)))),
     ),
     refused=(
         Refused(problem(), strategy(span=128, tile=256), "a span is whole tiles"),

@@ -24,6 +24,7 @@ from tests.families.row import (
     Run,
     Same,
     Size,
+    crossed,
     resized,
 )
 
@@ -141,9 +142,9 @@ ROW = Row(
         Size(problem(heads=64, topk=2048), holds=lambda f, p, dev:
              f.sum_chunks.max() == MAX_SUMS // 8),
         *(Size(problem(64, n), devices=(H200,)) for n in (1, 4096)),
-        *(Size(problem(heads=h, latent=n, topk=k), devices=(H200,))
-          for h in (8, 16, 24, 32, 64, 96, 128) for n in (64, 256, 512)
-          for k in (1, 17, 250, 2048)),
+        *(Size(problem(heads=h, latent=n, topk=k), devices=(H200,), slow=slow)
+          for h, n, k, slow in crossed(
+              (8, 16, 24, 32, 64, 96, 128), (64, 256, 512), (1, 17, 250, 2048))),
     ),
     refused=tuple(
         Refused(problem(), s, sentence) for s, sentence in (

@@ -26,6 +26,7 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    crossed,
     resized,
 )
 
@@ -136,9 +137,10 @@ ROW = Row(
         *(Size(problem(n), 5000, near=0.1 if n < 64 else 0.6, spread=0.7, holds=_paths)
           for n in (8, 16, 64)),
         Size(problem(1), near=0.09, spread=0.7),
-        *(Size(problem(n, size, q, v), devices=(H200,), holds=_whole)
-          for size in (8, 16, 24, 40, 64, 120, 128, 136, 160, 256, 272, 320, 512)
-          for n in (1, 7, 1000) for q, v in ((1, 1), (2, 6), (16, 32))),
+        *(Size(problem(n, size, *heads), devices=(H200,), holds=_whole, slow=slow)
+          for size, n, heads, slow in crossed(
+              (8, 16, 24, 40, 64, 120, 128, 136, 160, 256, 272, 320, 512), (1, 7, 1000),
+              ((1, 1), (2, 6), (16, 32)))),
     ),
     refused=(
         _refused("lanes take whole vectors of a row", 64, row_threads=32),

@@ -173,9 +173,10 @@ ROW = Row(
     ),
     runs=(
         *(Run(f"{'with' if given else 'without'} a state, scale {scale}", problem(37, 3),
-              strategy(), {"seed": 1, "given": given, "scale": scale})
+              strategy(), {"seed": 1, "given": given, "scale": scale}, slow=scale == 0)
           for given, scale in ((False, None), (False, 0.0), (True, -0.0), (True, 2.5))),
-        *(Run(f"lengths {n}", problem(sum(n), len(n)), _ORDER, {"lengths": n}) for n in _LENGTHS),
+        *(Run(f"lengths {n}", problem(sum(n), len(n)), _ORDER, {"lengths": n}, slow=i % 2 == 1)
+          for i, n in enumerate(_LENGTHS)),
     ),
     references=tuple(
         Reference(n, definition(128, 1, 1), problem(100, 2, 128, 1, 1), PATHS[n], 0.6,

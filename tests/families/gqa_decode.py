@@ -13,9 +13,9 @@ from ptxflow.compiler.family import Fields, Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gqa_decode.decisions import (
     chunk,
-    register_limit,
     registers,
     smem_bytes,
+    threads,
 )
 from tests.altered import altered
 from tests.families.row import (
@@ -34,6 +34,7 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    crossed,
     resized,
 )
 
@@ -151,7 +152,7 @@ def _short(f: Fields, p: Problem, dev: Device) -> Any:
 
 def _fits(f: Fields, p: Problem, dev: Device) -> Any:
     fits = smem_bytes(f, p, dev) <= dev.smem_per_block
-    return fits & (registers(f, p) <= register_limit(f, dev))
+    return fits & (registers(f, p) <= dev.register_share(threads(f, dev)))
 
 
 def _bad(path: str, value: object, message: str) -> Bad:
@@ -228,8 +229,8 @@ ROW = Row(
         *(Size(problem(n, t, page), devices=(H200,))
           for n, t, page in ((1, 8, 1), (64, 8192, 1), (128, 1000, 64))),
         *(Size(problem(4, 100, 1, size=size, group=group, key_heads=heads), devices=(H200,),
-               holds=lambda f, p, dev: p["num_kv_heads"] % f.heads == 0)
-          for size in (64, 128, 256) for group in (1, 3, 8, 9, 16) for heads in (1, 3, 4)),
+               holds=lambda f, p, dev: p["num_kv_heads"] % f.heads == 0, slow=slow)
+          for size, group, heads, slow in crossed((64, 128, 256), (1, 3, 8, 9, 16), (1, 3, 4))),
     ),
     refused=(
         _refused("the key heads of a warp divide those of a token", {"key_heads": 3}, heads=2),

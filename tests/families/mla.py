@@ -31,6 +31,7 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    crossed,
     resized,
     variable,
     with_axes,
@@ -205,9 +206,10 @@ def _sizes(packed: bool) -> tuple[Size, ...]:
           for n, t in ((1, 1024), (64, 4096))),
         *(Size(problem(packed, page, n, t), devices=(H200,))
           for page, n, t in ((1, 1, 64), (64, 64, 8192), (1, 4, 9), (64, 1, 16384))),
-        *(Size(problem(packed, page, 3, 100, 50, heads=h, latent=n, rope=r), devices=(H200,))
-          for h in (8, 16, 24, 32, 64, 96, 128) for page in (1, 16)
-          for n, r in ((64, 32), (256, 64), (512, 128))),
+        *(Size(problem(packed, page, 3, 100, 50, heads=h, latent=n, rope=r), devices=(H200,),
+               slow=slow)
+          for h, page, (n, r), slow in crossed(
+              (8, 16, 24, 32, 64, 96, 128), (1, 16), ((64, 32), (256, 64), (512, 128)))),
     )  # fmt: skip
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -59,6 +61,7 @@ class Size:
     near: float = 0.0
     spread: float = 1.001
     holds: Callable[[Fields, Problem, Device], Any] = lambda f, p, dev: True
+    slow: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,15 @@ class Row:
     largest_feature: float = 8
 
 
+def crossed(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """All combinations, and of each whether it is slow: as many as the longest has choices are not,
+    in which every choice is."""
+    rows = range(max(map(len, choices)))
+    quick = {tuple(row[(i + i // len(row) * k) % len(row)] for k, row in enumerate(choices))
+             for i in rows}  # fmt: skip
+    return [(*found, found not in quick) for found in product(*choices)]
+
+
 def resized(name: str, dtype: str = "", **axes: int) -> Json:
     """The JSON of a recorded definition of other constants, and of another 16-bit type."""
     given = load(name).resized(**axes).to_json()
@@ -199,6 +211,7 @@ def with_axes(p: Problem, **axes: int) -> Problem:
     return replace(p, axes=tuple((dict(p.axes) | axes).items()))
 
 
+@functools.lru_cache(4)
 def space(p: Problem, dev: Device = H200) -> Space:
     return enumerate_space(family(p.family), p, dev)
 

@@ -16,7 +16,7 @@ from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.family import Decision, Family, Fields, Problem, Rule
 from ptxflow.compiler.kernels.gemm.decisions import resources
 from ptxflow.env.cost import attainable_tflops
-from ptxflow.env.space import Space, enumerate_space
+from ptxflow.env.space import Space, StrategySpace, enumerate_space
 from ptxflow.eval.study import training_plots
 from tests.builders import toy_family
 
@@ -69,7 +69,7 @@ class ToyReward:
 
     name: str = "toy"
 
-    def tflops(self, space: Space, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def tflops(self, space: StrategySpace, codes: NDArray[np.int64]) -> NDArray[np.float64]:
         rows = space.indices(codes).astype(float)
         slope = np.arange(1, rows.shape[1] + 1)
         score = np.sin(rows @ slope + np.log2(space.problem["M"])) + np.cos(rows[:, 0] * rows[:, 1])

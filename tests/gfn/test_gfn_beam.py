@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from ptxflow.env.relation import relate
-from ptxflow.env.space import Space, SpaceSet
+from ptxflow.env.space import Space
 from ptxflow.gfn.beam import Drawn, draw_distinct
 from ptxflow.gfn.inference import Policy, log_probs, sample_by_steps
 from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
-from ptxflow.gfn.walks import Diagrams, Forest, Walks, family_shape
+from ptxflow.gfn.walks import Diagrams, Tree, Walks, family_shape
 
 
 def policy(space: Space, spread: float) -> PolicyNetwork:
@@ -33,9 +33,9 @@ def draw(walks: Walks, network: PolicyNetwork, k: int, seed: int, sharpness: flo
     return draw_distinct(walks, network, 0, k, sharpness=sharpness, rng=rng)
 
 
-def stepwise(forest: Forest, network: PolicyNetwork, sharpness: float) -> np.ndarray:
+def stepwise(space: Space, forest: Tree, network: PolicyNetwork, sharpness: float) -> np.ndarray:
     """[leaves] probabilities of walks whose every step is sharpened."""
-    choices = torch.from_numpy(forest.spaces.spaces[0].indices())
+    choices = torch.from_numpy(space.indices())
     node = torch.zeros(len(choices), dtype=torch.int64)
     conditions = forest.conditions(network, node[:1])
     which, total = node, torch.zeros(len(node), dtype=torch.float64)
@@ -58,9 +58,9 @@ def test_ordered_pairs_are_as_probable_as_draws_one_after_the_other(
 ) -> None:
     """Chi-square over all ordered pairs of a space of five: p(a) p(b) / (1 - p(a))."""
     space = other(64)
-    forest = Forest(SpaceSet([space]))
+    forest = Tree(space)
     network = policy(space, 0.3)
-    p = stepwise(forest, network, sharpness)
+    p = stepwise(space, forest, network, sharpness)
     assert len(space) == 5 and p.sum() == pytest.approx(1)
     seen = dict.fromkeys(permutations(range(5), 2), 0)
     for seed in range(n):
@@ -75,10 +75,10 @@ def test_ordered_pairs_are_as_probable_as_draws_one_after_the_other(
 @pytest.mark.slow
 def test_draws_of_a_larger_space_follow_the_policy(toy: Callable[[int], Space]) -> None:
     space = toy(4)
-    forest, n, k = Forest(SpaceSet([space])), 1500, 3
+    forest, n, k = Tree(space), 1500, 3
     network = policy(space, 0.3)
-    p = forest.leaf_log_probs(network, 0).double().exp().numpy()
-    np.testing.assert_allclose(stepwise(forest, network, 1.0), p, rtol=1e-4)
+    p = forest.leaf_log_probs(network).double().exp().numpy()
+    np.testing.assert_allclose(stepwise(space, forest, network, 1.0), p, rtol=1e-4)
     first, taken = np.zeros(len(space)), np.zeros(len(space))
     for seed in range(n):
         drawn = draw(forest, network, k, seed)
@@ -103,23 +103,21 @@ def test_draws_of_a_larger_space_follow_the_policy(toy: Callable[[int], Space]) 
 def test_a_diagram_is_walked_as_the_list_is(toy: Callable[[int], Space]) -> None:
     """The same draws, walks and log-probabilities; of all there are, too."""
     spaces = [toy(m) for m in (1, 4, 64)]
-    forest = Forest(SpaceSet(spaces))
-    diagrams = Diagrams([relate(s.family, s.problem, s.device) for s in spaces])
-    assert sum(map(len, diagrams.child)) < sum(map(len, forest.child)) / 4
-    network, workload = policy(spaces[0], 0.5), torch.arange(3).repeat(50)
-    torch.testing.assert_close(diagrams.log_leaves, forest.log_leaves)
-    walks = [
-        w.walk(network, workload, epsilon=0.1, generator=torch.Generator().manual_seed(3))
-        for w in (forest, diagrams)
-    ]
-    assert torch.equal(walks[0].choices, walks[1].choices)
-    torch.testing.assert_close(walks[0].log_probs, walks[1].log_probs)
-    torch.testing.assert_close(walks[0].masked, walks[1].masked)
-    for w, space in enumerate(spaces):
+    network, one = policy(spaces[0], 0.5), torch.tensor([0])
+    for space in spaces:
+        both = Tree(space), Diagrams([relate(space.family, space.problem, space.device)])
+        assert sum(map(len, both[1].child)) < sum(map(len, both[0].child)) / 2
+        torch.testing.assert_close(both[1].log_leaves, both[0].log_leaves)
+        walks = [
+            w.walk(network, one, each=50, epsilon=0.1, generator=torch.Generator().manual_seed(3))
+            for w in both
+        ]
+        assert torch.equal(walks[0].choices, walks[1].choices)
+        torch.testing.assert_close(walks[0].log_probs, walks[1].log_probs)
+        torch.testing.assert_close(walks[0].masked, walks[1].masked)
         for k in (5, 10**6):
             listed, drawn = (
-                draw_distinct(f, network, w, k, rng=np.random.default_rng(2))
-                for f in (forest, diagrams)
+                draw_distinct(f, network, 0, k, rng=np.random.default_rng(2)) for f in both
             )
             assert torch.equal(listed.choices, drawn.choices)
             torch.testing.assert_close(listed.log_probs, drawn.log_probs)
@@ -130,7 +128,7 @@ def test_a_diagram_is_walked_as_the_list_is(toy: Callable[[int], Space]) -> None
     assert np.array_equal(np.sort(drawn.choices.numpy() @ space.strides[1:]), kept)
     bad = torch.tensor([[3, 0, 4, 0, 0]])  # tile 8 at depth 8 needs M >= 8
     with pytest.raises(ValueError, match="not valid"):
-        diagrams.walk(network, torch.tensor([0]), given=bad)
+        Diagrams([relate(space.family, toy(1).problem, space.device)]).walk(network, one, given=bad)
 
 
 def test_a_policy_draws_by_steps_as_its_network_does(toy: Callable[[int], Space]) -> None:

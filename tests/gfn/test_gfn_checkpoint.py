@@ -29,7 +29,7 @@ SpaceOf = Callable[[int], Space]
 SMALL = TrainConfig(tau=0.2, batch=64, hidden=32)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def trainer(toy: SpaceOf, toy_reward: Any) -> Trainer:
     trainer = Trainer([toy(1), toy(16)], SMALL, 30, toy_reward)
     for _ in range(30):

@@ -13,11 +13,11 @@ from gfn.samplers import Sampler
 from ptxflow.compiler.device import H200
 from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.reward import TAU, log_reward
-from ptxflow.env.space import Space, SpaceSet
+from ptxflow.env.space import Space
 from ptxflow.gfn.group import Group, Host
 from ptxflow.gfn.options import TrainConfig
 from ptxflow.gfn.training import Trainer
-from ptxflow.gfn.walks import Forest
+from ptxflow.gfn.walks import Tree
 from tests.builders import away_from_uniform
 
 SpaceOf = Callable[[int], Space]
@@ -108,21 +108,17 @@ def test_stock_sampler_in_debug_mode_reaches_valid_leaves_and_their_rewards(
         assert reward == pytest.approx(expected[leaf], rel=1e-5)
 
 
-def forest_of(group: Group) -> Forest:
-    return Forest(SpaceSet(listed(group.trainer)))
-
-
 @pytest.mark.parametrize("tau", [0.005, TAU, 0.1])
 def test_diagrams_and_lists_say_the_same_of_every_strategy(
     group: Group, trainer: Trainer, tau: float
 ) -> None:
-    forest = forest_of(group)
     for w, space in enumerate(listed(trainer)):
         choices = torch.from_numpy(space.indices())
         workload, at = torch.full((len(choices),), w), torch.full((len(choices),), tau)
-        exact = forest.leaf_log_probs(trainer.network, w, tau, chunk=7)
-        for walks in (forest, group.walks):
-            walk = walks.walk(trainer.network, workload, at, given=choices)
+        tree = Tree(space)
+        exact = tree.leaf_log_probs(trainer.network, tau, chunk=7)
+        for walks, which in ((tree, workload - w), (group.walks, workload)):
+            walk = walks.walk(trainer.network, which, at, given=choices)
             torch.testing.assert_close(walk.log_probs.sum(0), exact, rtol=1e-4, atol=1e-4)
             assert torch.equal(walk.choices, choices)
         assert exact.exp().sum().item() == pytest.approx(1, abs=1e-5)
@@ -130,7 +126,7 @@ def test_diagrams_and_lists_say_the_same_of_every_strategy(
 
 def test_an_untrained_policy_is_uniform_over_strategies(toy: SpaceOf, toy_reward: Any) -> None:
     trainer = Trainer([toy(4)], TrainConfig(tau=0.2), 10, toy_reward)
-    exact = Forest(SpaceSet(listed(trainer))).leaf_log_probs(trainer.network, 0)
+    exact = Tree(toy(4)).leaf_log_probs(trainer.network)
     assert exact.numpy() == pytest.approx(-np.log(len(toy(4))), abs=1e-5)
 
 
@@ -146,7 +142,7 @@ def test_walks_follow_the_exact_distribution_and_prefixes_are_completed(
         forced = walks.walk(trainer.network, torch.full((50,), 2), given=given)
     places = np.searchsorted(space.codes, walk.choices.numpy() @ space.strides[1:])
     seen = np.bincount(places, minlength=len(space)) / n
-    exact = forest_of(group).leaf_log_probs(trainer.network, 2).exp()
+    exact = Tree(space).leaf_log_probs(trainer.network).exp()
     assert 0.5 * (torch.from_numpy(seen) - exact).abs().sum() < 0.02
     assert (forced.choices[:, 0] == 2).all()
     # summed step entropies average to the entropy of the whole strategies' distribution

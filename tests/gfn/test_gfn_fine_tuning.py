@@ -13,7 +13,7 @@ import pytest
 from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.observations import Observations
 from ptxflow.env.reward import log_reward
-from ptxflow.env.space import Space
+from ptxflow.env.space import Space, StrategySpace
 from ptxflow.gfn.checkpoint import read, write
 from ptxflow.gfn.fine_tuning import (
     SPAN,
@@ -62,7 +62,7 @@ class Slower:
     choice: int
     name: str = "slower"
 
-    def tflops(self, space: Space, codes: Any) -> Any:
+    def tflops(self, space: StrategySpace, codes: Any) -> Any:
         hit = space.indices(codes)[:, 0] == self.choice
         return self.of.tflops(space, codes) / np.where(hit, 3.0, 1.0)
 
@@ -100,8 +100,8 @@ def test_tuning_follows_the_measurements_and_leaves_the_policy_alone(
     space = toy(64)
     before = log_probs(policy, space)
     seen, known, gaps = policy, NONE, []
-    for _ in range(4):
-        known = np.concatenate([known, propose(seen, space, 8, known, seed=1)])
+    for _ in range(2):
+        known = np.concatenate([known, propose(seen, space, 16, known, seed=1)])
         seen = fine_tune(policy, space, measured(space, truth, known), config=EXPECTED)
         gaps.append(distance(seen, space, truth, TAU))
     assert len(set(known.tolist())) == 32
@@ -130,7 +130,7 @@ class Sure:
     code: int
     name: str = "sure"
 
-    def tflops(self, space: Space, codes: Any) -> Any:
+    def tflops(self, space: StrategySpace, codes: Any) -> Any:
         peak = 3 * SPAN * TAU * attainable_tflops(space.problem, space.device)
         return np.where(codes == self.code, peak, 0.01 * peak)
 

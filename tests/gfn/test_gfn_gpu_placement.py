@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
 from ptxflow.env.space import Space
 from ptxflow.gfn import training
 from ptxflow.gfn.options import TrainConfig
-from ptxflow.gfn.training import LOOK_EVERY, Trainer
+from ptxflow.gfn.training import Trainer
 
 SpaceOf = Callable[[int], Space]
 GPU = torch.device("cuda:0")
@@ -109,8 +109,9 @@ def test_a_step_stays_on_the_gpu_and_never_waits(
             parameter.grad = torch.zeros_like(parameter)
 
     monkeypatch.setattr(torch.autograd, "backward", backward)
+    monkeypatch.setattr(training, "LOOK_EVERY", 3)
     with torch.no_grad():
-        for _ in range(LOOK_EVERY - 1):
+        for _ in range(2):
             assert trainer.advance().figures.device == GPU
         with pytest.raises(DataDependentOutputException):
             trainer.advance()  # the host looks at the losses: the one place where it waits
@@ -119,8 +120,8 @@ def test_a_step_stays_on_the_gpu_and_never_waits(
 
 
 def test_distances_are_worked_out_on_the_gpu(trainer: Trainer, toy: SpaceOf) -> None:
-    forest = trainer._target(trainer.spaces[1]).forest
-    assert forest.leaf_log_probs(trainer.network, 0).device == GPU
+    tree = trainer._target(trainer.spaces[1]).tree
+    assert tree.leaf_log_probs(trainer.network).device == GPU
     with pytest.raises(DataDependentOutputException):  # at its end, when the figure is read
         trainer.distances([1])
 

@@ -64,12 +64,14 @@ def test_the_policy_converges_to_the_exact_target(toy: SpaceOf, toy_reward: Any)
     assert 0 < held_out < 1
 
 
+@pytest.mark.slow
 def test_two_families_train_in_one_network(toy: SpaceOf, other: SpaceOf, toy_reward: Any) -> None:
     trainer = Trainer([toy(4), other(4), other(64)], SMALL, 400, toy_reward)
     train(trainer, 400)
     assert max(trainer.distances(range(3))) < 0.06
 
 
+@pytest.mark.slow
 def test_a_family_joins_a_policy_whose_others_stay_what_they_are(
     toy: SpaceOf, other: SpaceOf, toy_reward: Any, tmp_path: Path
 ) -> None:

@@ -181,6 +181,7 @@ def test_metrics_that_cannot_be_written_are_named(
     assert f"cannot write {metrics}: No space left" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_stopped_by_ctrl_c_goes_on_exactly(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -89,7 +89,7 @@ def test_a_stream_renews_the_workloads_of_a_training() -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_one_policy_for_any_device_is_trained_and_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy = tmp_path / "any.safetensors"
     argv = ["--preset", "shapes", "--device", "any", "--without", "h100", "--steps", "4",
@@ -105,22 +105,6 @@ def test_one_policy_for_any_device_is_trained_and_judged(
     with pytest.raises(ValueError, match=r"trained at temperatures from 0\.005 to 0\.1, not 0\.3"):
         at_temperature(made, "mla_decode", 0.3)
     capsys.readouterr()
-
-    class Here:
-        """In place of a pool of processes."""
-
-        def __enter__(self) -> Here:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        imap_unordered = staticmethod(map)
-
-    class Context:
-        Pool = staticmethod(lambda jobs: Here())
-
-    monkeypatch.setattr(any_shape.multiprocessing, "get_context", lambda kind: Context)
     for device in ("any", "h100"):
         asked = ["--checkpoint", str(policy), "--device", device, "--shapes", "3"]
         assert any_shape.main([*asked, "--out", str(tmp_path / f"{device}.jsonl")]) == 0

@@ -17,6 +17,7 @@ import pytest
 from ptxflow.compiler.backend import cache, sass
 from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.device import DEVICES
+from ptxflow.compiler.ir import UOp, kernels_of
 from ptxflow.eval.verify.draws import definitions
 from tests.golden.kernels import TARGETS, Kernel, read
 
@@ -34,12 +35,26 @@ def machine(ptx: str, kernel: Kernel) -> dict[str, object]:
     return {"sass": code, "registers": used.registers, "spills": used.spill_stores}
 
 
+def assert_well_formed(ptx: str, tree: UOp) -> None:
+    """No division by a constant, launch bounds, aligned tensor maps, labels that are there."""
+    assert not re.search(r"(div|rem)\.u32 %r\d+, [^,]+, \d+;", ptx)
+    assert ptx.startswith(".version 8.8\n")
+    entries, kernels = re.split(r"^(?=\.visible \.entry)", ptx, flags=re.M)[1:], kernels_of(tree)
+    for text, kernel in zip(entries, kernels, strict=True):
+        assert f".reqntid {32 * kernel.arg.warps}, 1, 1\n.minnctapersm 1\n" in text
+        maps = [name for name, kind in kernel.arg.params if kind == "map"]
+        assert text.count(".param .align 64 .b8") == len(maps)
+        assert {*re.findall(r"bra (\w+);", text)} <= {*re.findall(r"^(\w+):$", text, re.M)}
+
+
 def test_machine_code(request: pytest.FixtureRequest) -> None:
     update = request.config.getoption("--update-golden")
     held = json.loads(DIGESTS.read_text()) if DIGESTS.exists() else {}
     found = {}
     for kernel in read():
-        ptx = write(kernel.build(), DEVICES[kernel.device])
+        tree = kernel.build()
+        ptx = write(tree, DEVICES[kernel.device])
+        assert_well_formed(ptx, tree)
         before = held.get(str(kernel))
         row: dict[str, object] = {"ptx": digest(ptx)}
         if before is not None and before["ptx"] == row["ptx"]:

@@ -72,7 +72,7 @@ def test_a_sample_of_a_dozen_kernels_or_more_is_clean(name: str, tmp_path: Path)
     (tmp_path / "asked.json").write_text(json.dumps(rows))
     command = [
         str(TOOL), "--tool", "memcheck", "--target-processes", "all", "--error-exitcode",
-        str(FOUND), sys.executable, "-m", "ptxflow.eval.bench.campaign", "--device", "h200",
+        str(FOUND), sys.executable, "-m", "ptxflow", "campaign", "--device", "h200",
         "--workloads", str(tmp_path / "asked.json"),
         "--rounds", "3", "--refine", "0", "--check-seeds", "1",
         "--settle", "0.05", "--timeout", "300", "--out", str(tmp_path / "memcheck.jsonl"),

@@ -16,6 +16,10 @@ from tests.families import ROWS, gemm
 from tests.families.row import H200, Case
 
 FIRST = [case for row in ROWS for case in {c.device: c for c in row.cases[::-1]}.values()]
+RUN = (
+    "cooperative, staged, persistent", "not specialised", "turns", "K over four CTAs",
+    "swapped, multicast, persistent",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FIRST, ids=lambda case: f"{case.strategy.family} {case.label}")
@@ -38,7 +42,9 @@ def named(kernel: UOp, name: str) -> list[tuple[int, ...]]:
     return [p for p, n in walk(kernel) if n.op is Op.ATOM and n.arg.atom == name]
 
 
-@pytest.mark.parametrize("name", gemm.HOPPER)
+@pytest.mark.parametrize(
+    "name", [n if n in RUN else pytest.param(n, marks=pytest.mark.slow) for n in gemm.HOPPER]
+)
 def test_a_gemm_loads_weights_before_it_waits(name: str) -> None:
     s = gemm.HOPPER[name]
     p = replace(gemm.problem_for(s), chained=("B",))
@@ -53,13 +59,9 @@ def test_a_gemm_loads_weights_before_it_waits(name: str) -> None:
         check(strict, trips, H200)
 
 
-RUN = (
-    "cooperative, staged, persistent", "not specialised", "turns", "K over four CTAs",
-    "swapped, multicast, persistent",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize(
+    "name", [*RUN[2:4], *(pytest.param(n, marks=pytest.mark.slow) for n in RUN[:2] + RUN[4:])]
+)
 def test_the_emulator_finds_a_chained_gemm_right_and_one_that_does_not_wait(name: str) -> None:
     s = gemm.HOPPER[name]
     p = replace(gemm.problem_for(s), chained=("B",))

@@ -212,7 +212,7 @@ BLAMED = tuple(map(re.compile, (
 )))  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [STAGED, DIRECT, EPILOGUE])
+@pytest.mark.parametrize("case", [pytest.param(STAGED, marks=pytest.mark.slow), DIRECT, EPILOGUE])
 def test_refusals_name_statements_that_touch_what_they_blame(case: tuple[Device, Strategy]) -> None:
     tree, trips = build(*case)
     seen = 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import plants
 from ptxflow.eval.verify.plants import Plant, changed_numbers, plant, run, table, transported
@@ -63,16 +64,18 @@ def test_what_no_trial_killed_runs_once(tmp_path: Path, monkeypatch: pytest.Monk
     rng = np.random.default_rng([0, int(JOB[1].key, 16)])
     judged = {}
     for i, mutant in enumerate(drawn(bench.lowered, H200, 6, rng)):
-        key = name_of(bench.name, write(mutant.within(bench.lowered), H200))
+        key = name_of(bench.kernel, digest(write(mutant.within(bench.lowered), H200)))
         verdict = ("equivalent", "escaped", "emulator")[i % 3]
-        judged[key] = Judged(mutant.operator, str(mutant), verdict, family="rmsnorm", id=key)
+        judged[key] = Judged(
+            mutant.operator, str(mutant), verdict, family="rmsnorm", kernel=bench.kernel, id=key
+        )
     made = plant(H200, 0, judged, tmp_path, (JOB, 6))
     assert len(made) == 4 and all(Path(p.image).exists() for p in made if not p.why)
     gpu = Gpu()
     monkeypatch.setattr(plants, "Worker", lambda: gpu)
     log = tmp_path / "log.jsonl"
-    first = run(made, log, 1.0)
-    assert run(made, log, 1.0) == first and gpu.asked == sum(not p.why for p in made) > 1
+    first = run(made, log, math.inf)
+    assert run(made, log, math.inf) == first and gpu.asked == sum(not p.why for p in made) > 1
     assert len(log.read_text().splitlines()) == 4
     told = table(list(judged.values()), made, first)
     assert "not right:\n  equivalent rmsnorm" in told and told.count("wrong 3 of 9") == (

@@ -13,7 +13,7 @@ from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, Use, const, var
 from ptxflow.compiler.ir.statements import KernelInfo, Role, elect, kernel, loop, role, when
 from ptxflow.compiler.ir.storage import frag, mbar, slot, smem
-from tests.families.gemm import B200, CASES, H200, IDS, build
+from tests.families.gemm import B200, H200
 
 BAR, TILE, ACC = mbar("bar", 1, 1), smem("tile", 1024), frag("acc", 8, "f32")
 
@@ -21,12 +21,6 @@ BAR, TILE, ACC = mbar("bar", 1, 1), smem("tile", 1024), frag("acc", 8, "f32")
 def one(*body, dev=H200, warps=4, **info):  # type: ignore[no-untyped-def]
     spec = KernelInfo("k", dev.arch, warps, info.pop("cluster", 1), (), (BAR, TILE, ACC), **info)
     return check_spec(kernel(spec, role(Role("r", 0, warps), *body)), dev)
-
-
-@pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
-def test_the_kernels_hold(dev, name, s):  # type: ignore[no-untyped-def]
-    tree, _ = build(dev, s)
-    assert check_spec(tree, dev) > 100
 
 
 @pytest.mark.parametrize(
@@ -70,6 +64,14 @@ def test_a_role_asks_for_the_registers_it_counts_on():
 def test_a_loop_needs_a_step():
     body = role(Role("r", 0, 4), loop(var("i"), 4, at.warp_sync(), step=0))
     with pytest.raises(HazardError, match="a loop has a step of 0; it must be 1 or more"):
+        check(kernel(KernelInfo("k", H200.arch, 4, 1, (), ()), body), [Trip("a run", ())], H200)
+
+
+def test_nothing_is_divided_by_zero():
+    body = role(
+        Role("r", 0, 4), loop(var("i"), 4, when((const(4) // var("i")).ne(0), at.warp_sync()))
+    )
+    with pytest.raises(HazardError, match="divides by zero"):
         check(kernel(KernelInfo("k", H200.arch, 4, 1, (), ()), body), [Trip("a run", ())], H200)
 
 

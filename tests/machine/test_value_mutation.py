@@ -21,17 +21,25 @@ from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
 from ptxflow.compiler.ir.statements import KernelInfo, kernel, loop, when
 from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
-from ptxflow.eval.verify import value_mutation
+from ptxflow.eval.verify import value_mutants, value_mutation
 from ptxflow.eval.verify.emulation import emulate_kernel
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.page import sections
 from ptxflow.eval.verify.results import read
 from ptxflow.eval.verify.trials import Attempt, Outcome
-from ptxflow.eval.verify.value_mutants import KINDS, candidates, drawn, multiple_of, replaced
+from ptxflow.eval.verify.value_mutants import (
+    KINDS,
+    candidates,
+    drawn,
+    multiple_of,
+    replaced,
+    text_of,
+)
 from ptxflow.eval.verify.value_mutation import (
     PART,
     VERDICTS,
     Judged,
+    holds,
     judge,
     judge_kernel,
     main,
@@ -154,6 +162,7 @@ class Scripted:
     text: str = write(toy(), H200)
     device: Device = H200
     larger: Known = LARGER
+    name: str = "bench"
     asked: list[str] = field(default_factory=list)
 
     def ordered(self) -> list[Known]:
@@ -207,12 +216,19 @@ def test_a_run_that_takes_much_longer_than_the_kernel_does_not_end() -> None:
     assert bench.kills[known.attempt] == 1
 
 
-def test_of_some_clusters_what_the_kernel_writes_must_be_written() -> None:
+def test_what_some_clusters_of_the_first_and_the_larger_problem_do_not_write_shows() -> None:
     bench = bench_of(JOB, H200, 0)
-    known = replace(bench.known[0], attempt=replace(bench.known[0].attempt, some=(1,)))
-    assert not bench.run(bench.text, known).error
     text = re.sub(r"\bst\.global\S* .*;", "", bench.text)
-    assert text != bench.text and "differ" in bench.run(text, known).error
+    assert bench.larger is not None
+    first, larger = (
+        replace(k, attempt=replace(k.attempt, some=(1,))) for k in (bench.known[0], bench.larger)
+    )
+    other = replace(larger)
+    bench = replace(bench, larger=larger)
+    assert text != bench.text
+    for known, told in ((first, True), (larger, True), (other, False)):
+        assert not bench.run(bench.text, known).error
+        assert ("differ" in bench.run(text, known).error) == told
 
 
 def test_the_larger_problem_has_the_same_text() -> None:
@@ -244,10 +260,36 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(value_mutation, "judge", counted)
     assert [(j.id, j.verdict) for j in work()] == [(j.id, j.verdict) for j in first]
     assert len(asked) == 1 and len(read_log(log)) == 6
-    assert [j.id for j in judge_kernel(H200, 0, log, math.inf, (JOB, 2, 4))] == [
-        j.id for j in first[2:4]
-    ]
-    assert judge_kernel(H200, 0, log, 0.0, (JOB, 0, 6)) == []  # the time is over
+    over = judge_kernel(H200, 0, log, 0.0, (JOB, 0, 9))  # the time is over
+    assert sorted(j.id for j in over) == sorted(j.id for j in first)
+
+
+def test_a_verdict_rests_on_the_problems_that_it_was_reached_on() -> None:
+    bench = bench_of(JOB, H200, 0)
+    judged = Judged("stride", "a", "emulator", by=bench.known[0].name)
+    survived = replace(judged, verdict="equivalent", by=bench.name)
+    refused = replace(judged, verdict="validator", by="")
+    assert all(holds(j, bench) for j in (judged, survived, refused))
+    harder = replace(bench, known=[replace(k, data="other") for k in bench.known])
+    assert [holds(j, harder) for j in (judged, survived, refused)] == [False, False, True]
+    more = replace(bench, known=[*bench.known, replace(bench.known[0], data="other")])
+    assert [holds(j, more) for j in (judged, survived, refused)] == [True, False, True]
+
+
+def test_without_some_candidates_the_others_are_drawn_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tree, rng = toy(), np.random.default_rng
+    texts = [text_of(m.tree, H200) for m in drawn(tree, H200, 12, rng(0))]
+    all_of = list(candidates(tree))
+    dropped = {text_of(c.of(tree).tree, H200) for c in all_of[::3]}
+    monkeypatch.setattr(
+        value_mutants, "candidates",
+        lambda kernel: (c for c in all_of if text_of(c.of(kernel).tree, H200) not in dropped),
+    )  # fmt: skip
+    fewer = [text_of(m.tree, H200) for m in drawn(tree, H200, 12, rng(0))]
+    rest = set(texts) - dropped
+    assert len(rest) > 3 and rest <= set(fewer)
 
 
 def test_every_mutant_is_of_one_task_and_families_take_turns() -> None:

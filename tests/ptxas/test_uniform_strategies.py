@@ -125,7 +125,7 @@ def test_an_illegal_strategy_is_told_every_rule_it_breaks():
     for part in ("gemm_n4096_k4096", "M=4096", "h200", "needs tcgen05", "specialises its warps"):
         assert part in message
     with pytest.raises(IllegalStrategy, match="num_stages must be one of"):
-        compile_kernel(problem(), strategy(num_stages=9), H200)
+        compile_kernel(problem(), strategy(num_stages=99), H200)
 
 
 def test_an_ignored_register_split_is_noticed():

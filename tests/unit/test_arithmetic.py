@@ -60,7 +60,7 @@ def expected(node: UOp, env: dict[str, int]) -> np.uint32:
         return NUMPY[node.arg](a, b)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(VALUES, WORD, WORD, WORD, st.integers(0, 3), st.integers(0, 31))
 def test_a_value_is_that_of_32_bits(node: UOp, n: int, p: int, ctaid: int, warp: int, lane: int):
     env = {"n": n, "p": p, "ctaid": ctaid, "warp": warp, "lane": lane}

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import B200, DEVICES, H200, Device
-from ptxflow.compiler.family import Demand, Problem, Strategy
-from ptxflow.compiler.kernels import family
+from ptxflow.compiler.family import Demand, Strategy
 from ptxflow.env.cost import (
     attainable_tflops,
     derived,
@@ -21,12 +20,11 @@ from ptxflow.env.cost import (
     seconds,
     sm_cycles,
 )
-from ptxflow.env.space import Space, enumerate_space
+from ptxflow.env.space import Space
+from tests.builders import GEMM, gemm_space
 
 Array = NDArray[np.float64]
 
-
-GEMM = family("gemm")
 
 # torch.mm (cuBLAS 13.1) on an H200, float16, median us with L2 flushed, at these M
 CUBLAS_M = (1, 16, 64, 256, 1024, 4096, 8192)
@@ -40,12 +38,6 @@ CUBLAS_US = {
     (6144, 4096): (23.9, 22.3, 22.7, 27.5, 73.3, 289, 605),
     (28672, 4096): (69.3, 69.5, 70.9, 100, 365, 1404, 2792),
 }
-
-
-def gemm_space(m: int, n: int, k: int, device: Device) -> Space:
-    axes = (("M", m), ("N", n), ("K", k))
-    work = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
-    return enumerate_space(GEMM, Problem("gemm", "g", axes, "float16", *work), device)
 
 
 def modelled(space: Space) -> tuple[Array, Strategy]:
@@ -66,24 +58,14 @@ def best_us(m: int, n: int, k: int, device: Device) -> float:
     st.integers(1, 2000).map(lambda k: 8 * k),
     st.sampled_from(list(DEVICES.values())),
 )
-def test_no_strategy_beats_the_roofline(m: int, n: int, k: int, device: Device) -> None:
+def test_load_covers_the_work(m: int, n: int, k: int, device: Device) -> None:
+    """No strategy beats the roofline: tiles cover C, steps cover K, MMAs run no faster than the
+    tensor core, DRAM moves it all."""
     space = gemm_space(m, n, k, device)
     tflops, _ = modelled(space)
     assert np.isfinite(tflops).all() and (tflops > 0).all()
     assert tflops.max() <= attainable_tflops(space.problem, device)
     assert attainable_tflops(space.problem, device) < space.problem.roofline_tflops(device)
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(
-    st.integers(1, 20000),
-    st.integers(1, 4000).map(lambda n: 8 * n),
-    st.integers(1, 2000).map(lambda k: 8 * k),
-    st.sampled_from(list(DEVICES.values())),
-)
-def test_load_covers_the_work(m: int, n: int, k: int, device: Device) -> None:
-    """Tiles cover C, steps cover K, MMAs run no faster than the tensor core, DRAM moves it all."""
-    space = gemm_space(m, n, k, device)
     f = space.fields()
     asked = GEMM.demand(f, space.problem, device)
     assert (asked.blocks * asked.tiles * f.tile_m * f.tile_n >= m * n).all()
@@ -157,6 +139,7 @@ def test_walking_rows_together_saves_dram_where_operands_exceed_l2() -> None:
     assert eight < 0.5 * one
 
 
+@pytest.mark.slow
 def test_model_ranks_workloads_like_cublas_on_h200() -> None:
     ours, theirs = [], []
     for (n, k), row in CUBLAS_US.items():

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import sample
 from ptxflow.compiler.device import device
 from ptxflow.env.reward import Reward, target
 from ptxflow.env.reward_source import build
@@ -20,6 +19,7 @@ from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.markdown import markdown, renewed
+from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.sample.selection import choose
 from ptxflow.eval.study.training_plots import KINDS
 from ptxflow.gfn.checkpoint import read
@@ -96,7 +96,7 @@ def test_quoted_samples_are_what_the_policy_draws(
     rows = re.findall(row, output, re.M)
     assert len(rows) == 8 and "TFLOP/s  of tensor peak" in output
     where = space(definition, axis, int(size), name)
-    policy = load_policy(sample.default_checkpoint(name))
+    policy = load_policy(default_checkpoint(name))
     scores = log_probs(policy, where)
     draws = draw_distinct(scores, 8, seed=0)
     chosen = choose(policy.about, load(definition), where, scores, draws, 8)

@@ -19,16 +19,13 @@ from typing import Any
 import pytest
 
 from ptxflow.command import BadInput
-from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.device import Device, device
-from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.definition import names, own_names
 from ptxflow.eval.bench.markdown import markdown, placed, quoted
 from ptxflow.eval.verify import mutation, real, survey, value_mutation
 from ptxflow.eval.verify.draws import draw_families, draw_shapes, drawn, places
 from ptxflow.eval.verify.page import main, sections
-from ptxflow.eval.verify.results import kernels_digest, read
+from ptxflow.eval.verify.results import kernel_digest, kernels_digest, read
 from ptxflow.eval.verify.strategies import arguments
 from tests.emulator.foreign.fixtures import NAMES
 from tests.emulator.test_foreign import HAZARDS
@@ -205,8 +202,8 @@ def test_the_kernels_that_were_verified_are_today_s(name: str, target: str) -> N
     args = arguments().parse_args(shlex.split(summary["command"])[2:])
     dev = device(target)
     jobs = draw_families([name], dev, args.samples, args.seed)
-    texts = [text_of(p, s, dev) for p, s in jobs]
-    assert kernels_digest(texts) == summary["rows"][name]["kernels"], (
+    today = kernels_digest(kernel_digest(*job, dev) for job in jobs)
+    assert today == summary["rows"][name]["kernels"], (
         f"kernels have changed: run {summary['command']} --out eval/results/verify-{target}.json, "
         "then python -m ptxflow.eval.verify.page eval/results/*.json --into "
         "eval/results/verification.md"
@@ -231,18 +228,14 @@ def kernels_today(summary: dict[str, Any]) -> dict[str, str]:
               "survey": survey}[kind]  # fmt: skip
     args = module.arguments().parse_args(shlex.split(summary["command"])[2:])
     if kind == "verify-real":
-        return {p.family: text_of(p, s, dev) for p, s in real.chosen([], dev, args.seed)}
+        return {p.family: kernel_digest(p, s, dev) for p, s in real.chosen([], dev, args.seed)}
     if kind == "survey":
         few = survey.DIGESTED
         jobs, _ = draw_shapes([], dev, 2 * few, args.seed)
         texts = {n: [job for job in jobs if job[1].family == n][:few] for n in places()}
-        return {n: kernels_digest(text_of(*j, dev) for j in own) for n, own in texts.items()}
+        return {n: kernels_digest(kernel_digest(*j, dev) for j in own) for n, own in texts.items()}
     jobs = mutation.chosen_structures(drawn(args, dev, args.draws), dev, args.kernels)
     return mutation.digests(jobs, dev)
-
-
-def text_of(problem: Problem, strategy: Strategy, dev: Device) -> str:
-    return digest(write(family(strategy.family).build(problem, strategy, dev), dev))
 
 
 @pytest.mark.slow

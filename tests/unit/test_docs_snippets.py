@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-import sample
 from ptxflow.compiler.device import H200
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.sample.selection import choose
 from ptxflow.gfn.inference import draw_distinct, load_policy, log_probs
 
@@ -73,7 +73,7 @@ def test_the_tutorial_quotes_what_is_sampled() -> None:
     rows = re.findall(r"^\d+ +(\w{16}) +(\w+) +([\d.]+) ", quoted, re.M)
     space = enumerate_space(*find_problem(definition, {"M": 77}), H200)
     assert f"{len(space):,} valid strategies" in " ".join(page.split())
-    policy = load_policy(sample.default_checkpoint("h200"))
+    policy = load_policy(default_checkpoint("h200"))
     scores = log_probs(policy, space)
     chosen = choose(policy.about, definition, space, scores, draw_distinct(scores, 4, seed=0), 4)
     best = sorted(map(int, chosen.places), key=lambda p: -chosen.predicted[p])

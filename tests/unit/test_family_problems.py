@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ptxflow.compiler.check import check_spec
 from ptxflow.compiler.ir import kernels_of
 from ptxflow.compiler.kernels import family_for
 from ptxflow.compiler.lower import layout
@@ -80,13 +81,18 @@ def test_rules_refuse_by_their_sentence(row: Row, refused: Refused) -> None:
 
 @pytest.mark.parametrize(("row", "case"), cases(ROWS, "layout"))
 def test_cases_are_legal_and_take_what_rules_count(row: Row, case: Case) -> None:
-    """Shared memory to the byte, or so many more at most; threads and tensor memory."""
+    """Shared memory to the byte, or so many more at most; threads and tensor memory. All rules of
+    instructions hold."""
     p, s, dev = case.problem, case.strategy, case.device
     assert row.forced or row.family.refusals(p, s, dev) == []
     taken, launch = row.family.resources(s.fields(), p, dev), row.family.launch(p, s, dev)
-    plans = [kernel.arg for kernel in kernels_of(row.family.build(p, s, dev))]
+    kernels = kernels_of(row.family.build(p, s, dev))
+    plans = [kernel.arg for kernel in kernels]
     laid = max(layout(plan).smem_bytes for plan in plans)
     assert laid <= taken.smem_bytes <= laid + row.slack
     assert max(layout(plan).tmem_columns for plan in plans) == taken.tmem_columns
-    for plan, step in zip(plans, launch.steps, strict=True):
-        assert 32 * plan.warps == step.block and layout(plan).smem_bytes <= step.smem_bytes
+    for kernel, step in zip(kernels, launch.steps, strict=True):
+        laid = layout(kernel.arg).smem_bytes
+        assert 32 * kernel.arg.warps == step.block and check_spec(kernel, dev) > 10
+        assert laid == step.smem_bytes or (row.slack and laid < step.smem_bytes)
+    assert plans[0].warps * 32 == taken.threads or row.family.name == "moe"  # of its products

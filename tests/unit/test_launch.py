@@ -50,19 +50,6 @@ def test_launches(dev, name, s):  # type: ignore[no-untyped-def]
         assert grid % (cluster_m * cluster_n * s.split_k) == 0
 
 
-@pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
-def test_predicted_shared_memory_is_what_the_layout_takes(dev, name, s):  # type: ignore[no-untyped-def]
-    from ptxflow.compiler.lower import layout
-    from tests.families.gemm import build
-
-    p = problem_for(s)
-    tree, _ = build(dev, s)
-    resources = GEMM.resources(s.fields(), p, dev)
-    assert layout(tree.arg).smem_bytes == resources.smem_bytes == GEMM.launch(p, s, dev).smem_bytes
-    assert layout(tree.arg).tmem_columns == resources.tmem_columns
-    assert tree.arg.warps * 32 == resources.threads
-
-
 def test_parameters_by_value():
     given = Arguments({"scale": -2.0, "k": -1, "none": None}, seed=2**63 + 5, offset=2**32 + 7)
     assert [given.word(RandomParam(i)) for i in range(4)] == [5, 2**31, 7, 1]

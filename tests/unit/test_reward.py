@@ -11,7 +11,7 @@ from ptxflow.compiler.family import Problem
 from ptxflow.env.cost import attainable_tflops, model_tflops
 from ptxflow.env.observations import Observations, ReplayReward, StrategyTime, digest, observe
 from ptxflow.env.reward import TAU, CachedReward, ModelReward, log_reward, target
-from ptxflow.env.space import Space
+from ptxflow.env.space import Space, StrategySpace
 from tests.builders import GEMM, gemm_space
 
 
@@ -23,7 +23,8 @@ class Planted:
     def __init__(self, values: NDArray[np.float64]) -> None:
         self.values = values
 
-    def tflops(self, space: Space, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def tflops(self, space: StrategySpace, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+        assert isinstance(space, Space)
         return self.values[np.searchsorted(space.codes, codes)]
 
 
@@ -96,7 +97,7 @@ def test_remembered_rewards_are_asked_once_and_stay_the_same() -> None:
     class Counting(Planted):
         asked = 0
 
-        def tflops(self, space: Space, codes: NDArray[np.int64]) -> NDArray[np.float64]:
+        def tflops(self, space: StrategySpace, codes: NDArray[np.int64]) -> NDArray[np.float64]:
             self.asked += 1
             return super().tflops(space, codes)
 

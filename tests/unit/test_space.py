@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ptxflow.compiler.device import B200, DEVICES, H200, Device
 from ptxflow.compiler.family import Decision, Family, Fields, Problem, Rule
 from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources
-from ptxflow.env.space import Space, SpaceSet, decision_digest, enumerate_space
+from ptxflow.env.space import Space, decision_digest, enumerate_space, require_same_decisions
 from tests.builders import gemm_problem, toy_family
 
 
@@ -179,35 +179,10 @@ def test_uniform_samples_are_uniform() -> None:
     assert len(space) == 48 and chi2 < 85  # 47 degrees of freedom: above 85 once in 2000
 
 
-def test_set_of_spaces_is_the_forest_of_its_members() -> None:
-    spaces = [
-        enumerate_space(GEMM, gemm_problem(*shape), B200)
-        for shape in [(1, 128, 2048), (300, 4096, 512), (1, 128, 2048)]
-    ]
-    both = SpaceSet(spaces)
-    assert [len(level) for level in both.levels] == [
-        sum(len(s.levels[t]) for s in spaces) for t in range(len(DECISIONS) + 1)
-    ]
-    rng = np.random.default_rng(1)
-    which = rng.integers(len(spaces), size=200)
-    node, prefix = which.copy(), np.zeros((200, 0), np.int64)
-    for level in both.levels[:-1]:
-        mask = level.mask[node]
-        assert mask.any(axis=1).all()
-        for w, space in enumerate(spaces):
-            assert (mask[which == w] == space.mask(prefix[which == w])).all()
-        choice = np.where(mask, rng.random(mask.shape), -1).argmax(axis=1)
-        node, prefix = level.child[node, choice], np.hstack([prefix, choice[:, None]])
-    assert (both.codes[node] == prefix @ spaces[0].strides[1:]).all()
-    for w, offset, leaf in zip(which, both.leaf_offsets[which], node, strict=True):
-        assert spaces[w].codes[leaf - offset] == both.codes[leaf]
-    assert (both.levels[-1].tree[node] == which).all()
-
-
 def test_digest_follows_the_decision_space_and_not_the_problem() -> None:
     a = enumerate_space(GEMM, gemm_problem(1, 128, 2048), B200)
     b = enumerate_space(GEMM, gemm_problem(4096, 4096, 4096), H200)
     fewer = make_family(DECISIONS, RULES[:-1])
     assert a.digest == b.digest != decision_digest(fewer)
     with pytest.raises(ValueError, match="different decision spaces"):
-        SpaceSet([a, enumerate_space(fewer, gemm_problem(1, 128, 2048), B200)])
+        require_same_decisions([a, enumerate_space(fewer, gemm_problem(1, 128, 2048), B200)])

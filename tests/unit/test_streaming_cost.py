@@ -39,21 +39,17 @@ def attainable_us(problem: Problem, device: Device) -> float:
     return problem.flops / attainable_tflops(problem, device) / 1e6
 
 
-@pytest.mark.parametrize("device", DEVICES.values(), ids=list(DEVICES))
 @pytest.mark.parametrize("name, batch", [*BEST_US, ("rmsnorm_h4096", 1), ("rmsnorm_h4096", 513)])
-def test_no_strategy_beats_the_roofline(name: str, batch: int, device: Device) -> None:
-    space = space_of(name, batch, device)
-    us = modelled_us(space, space.fields())
-    assert np.isfinite(us).all()
-    assert us.min() >= attainable_us(space.problem, device)
-    assert us.min() < 1.5 * attainable_us(space.problem, device)
-
-
-@pytest.mark.parametrize("name, batch", BEST_US)
-def test_the_best_takes_as_long_as_on_an_h200(name: str, batch: int) -> None:
-    space = space_of(name, batch)
-    best = float(modelled_us(space, space.fields()).min())
-    assert best == pytest.approx(BEST_US[name, batch], rel=0.1)
+def test_the_best_is_near_the_roofline_and_takes_as_long_as_on_an_h200(
+    name: str, batch: int
+) -> None:
+    for device in DEVICES.values():
+        space = space_of(name, batch, device)
+        us = modelled_us(space, space.fields())
+        least = attainable_us(space.problem, device)
+        assert np.isfinite(us).all() and least <= us.min() < 1.5 * least
+        if device is H200 and (name, batch) in BEST_US:
+            assert float(us.min()) == pytest.approx(BEST_US[name, batch], rel=0.1)
 
 
 def without(space: Space, **rule: Any) -> float:

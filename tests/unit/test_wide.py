@@ -29,9 +29,9 @@ def test_listed_strategies_are_in_the_wide_space_under_their_keys(m: int, device
     assert len(listed) <= len(as_listed) < len(wide)
 
 
-def test_a_billion_strategies_of_which_none_names_what_is_implied() -> None:
+def test_more_strategies_than_can_be_listed_of_which_none_names_what_is_implied() -> None:
     wide = relate(GEMM.wide, gemm_problem(1063, 4096, 4096), H200)
-    assert len(wide) > 10**9
+    assert len(wide) > 10**8
     implied = GEMM.wide.implied.items()
     for code in wide.sample_uniform(200, np.random.default_rng(0)):
         strategy = wide.strategy(int(code))

@@ -23,6 +23,13 @@ def sized(
     return {name: n for name, n in axes.items() if name in own}
 
 
+def held_of(page_size: int, tokens: int, prefix: str = "") -> dict[str, int]:
+    """What registers hold of a sequence of so many tokens: see `Sequences`."""
+    pages = -(-tokens // page_size)
+    last = {f"{prefix}last": tokens - (pages - 1) * page_size if pages else 0}
+    return {f"{prefix}begin": 0, f"{prefix}end": pages, **(last if page_size > 1 else {})}
+
+
 def few(count: int, most: int = 4) -> list[int]:
-    """1 to `most` of so many, and all of them."""
-    return sorted({min(n, count) for n in range(1, most + 1)} | {count})
+    """2 to `most` of so many, or 1 of one, and all of them."""
+    return sorted({min(n, count) for n in range(2, most + 1)} | {count})

@@ -1,4 +1,5 @@
-"""Sequences over a page table, as kernels find them: lengths, pages, and chunks of tokens.
+"""Sequences over a page table and packed queries, as kernels find them: lengths, pages, chunks of
+tokens, tiles of queries.
 
 Lengths are data, so the host launches as many CTAs as chunks there can be: see `Search`.
 """
@@ -6,9 +7,7 @@ Lengths are data, so the host launches as many CTAs as chunks there can be: see 
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir.nodes import LANE, UOp, Value, value, var
-from ptxflow.compiler.ir.statements import loop
-from ptxflow.compiler.ir.storage import frag, slot, value_of
+from ptxflow.compiler.ir import LANE, UOp, Value, frag, loop, slot, value, value_of, var
 from ptxflow.compiler.launch import Expr, InputParam, Param
 from ptxflow.compiler.tile.tensors import load_global
 
@@ -73,6 +72,7 @@ class Sequences:
         names = ("begin", "end", "last")[: 3 if page_size > 1 else 2]
         self.bounds = tuple(map(self.search.register, names))
         self.storage = (*self.bounds, *self.search.storage)
+        self.tables = ("kv_indptr", "kv_last_page_len")[: 2 if page_size > 1 else 1]
         self.begin = value_of(self.bounds[0])  # the first entry of its page table
         pages = value_of(self.bounds[1]) - self.begin
         full = (pages - 1) * page_size + value_of(self.bounds[-1])
@@ -117,3 +117,37 @@ def load_index(
     """Loads an entry of a table; `unread`: the last that is loaded is not used."""
     said = {"unread": "dst"} if unread else {}
     return load_global(slot(register), tensor, index, inside, None, WORD, **said)
+
+
+class QueryTiles:
+    """Tiles of `tile` queries of one sequence; `prefix` keeps registers of two searches apart.
+
+    Tensor: qo_indptr [sequences + 1].
+    """
+
+    def __init__(self, tile: int, prefix: str = ""):
+        self.tile, self.search = tile, Search("qo_indptr", tile, prefix=prefix + "q_")
+        # the registers with where a sequence's queries begin and end
+        self._bounds = self.search.register("begin"), self.search.register("end")
+        self.storage = (*self.search.storage, *self._bounds)
+        self.begin = value_of(self._bounds[0])  # the row of its first query
+        self.count = value_of(self._bounds[1]) - self.begin  # how many queries it has
+
+    def places(self, sequences: str) -> str:
+        """The most tiles there can be, as an expression of the launch."""
+        return f"total_q // {self.tile} + {sequences}"
+
+    def find(self, place: Value, count: UOp) -> tuple[list[UOp], UOp]:
+        """Statements that find the sequence of a place, and the sequence; `count`: of sequences."""
+        return self.search.find(place, count)
+
+    def lengths(self, sequence: UOp) -> list[UOp]:
+        """Statements that load where a sequence's queries begin and end."""
+        return [
+            load_index(register, "qo_indptr", sequence + i)
+            for i, register in enumerate(self._bounds)
+        ]
+
+    def first(self, place: Value, sequence: UOp) -> UOp:
+        """The first query of the tile at a place, of its sequence's."""
+        return (value(place) - self.search.place(self.begin, sequence)) * self.tile

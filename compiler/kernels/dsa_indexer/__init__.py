@@ -10,10 +10,9 @@ from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.dsa_indexer import blackwell, decisions, hopper
 from ptxflow.compiler.kernels.dsa_indexer.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.dsa_indexer.problem import accepts, problem
-from ptxflow.compiler.kernels.dsa_indexer.row import VECTOR
 from ptxflow.compiler.kernels.dsa_indexer.score import ENTRY, SCORES
 from ptxflow.compiler.kernels.dsa_indexer.select import ENTRY as SELECT
-from ptxflow.compiler.kernels.dsa_indexer.select import Select
+from ptxflow.compiler.kernels.dsa_indexer.select import VECTOR, Select
 from ptxflow.compiler.launch import Launch
 
 TRIAL_TOPK, TRIAL_SORTED = 64, decisions.MAX_RANKED + 32
@@ -89,8 +88,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """The problem's own number of tokens to choose: sequences of which all are ranked, of more, and
-    of several spans; a single one that takes two turns of a sweep, or, where these are long, all
-    loads of one."""
+    of several spans; of a few tokens, and of as many as are chosen; a single one that takes two
+    turns of a sweep, or, where these are long, all loads of one."""
     page, topk = p["page_size"], p["topk"]
     turn = VECTOR * int(s.loads * s.threads * s.ctas)
     ranked = s.room * topk
@@ -100,7 +99,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         pages = -(-tokens // page)
         return Size({"batch_size": batch, "max_num_pages": pages, "num_pages": batch * pages + 2})
 
-    sizes = [size(4, n) for n in spans]
+    sizes = [size(6, spans[0]), *(size(4, n) for n in spans[1:])]
     swept = turn if turn <= MOST_SWEPT else turn - turn // int(s.loads)
     if swept:
         sizes.append(size(1, max(swept, ranked + topk) + page + 9))

@@ -15,7 +15,6 @@ from ptxflow.compiler.layout import MMA_K_BYTES
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import Ring
-from ptxflow.compiler.tile.tensors import load_global
 
 QUAD = 4  # weights of a load
 WARP_ROWS = 32
@@ -26,9 +25,9 @@ class Kernel(Score):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
+        self.weights = self.r("held_weights", self.heads)
         self.blocks = self.tile // TMEM_ROWS
         self.each = self.blocks // int(s.consumers)  # of a warpgroup
-        self.releases = self.warps + 1
         self.columns = COLUMNS if self.heads % COLUMNS == 0 else COLUMNS // 2
         self.products = tmem("products", self.blocks * self.heads, int(s.buffers))
         self.done = Ring.of("done", int(s.buffers), 1, self.warps)
@@ -79,19 +78,7 @@ class Kernel(Score):
 
     def consume(self) -> list[Body]:
         step = var("step")
-        return [self.load_weights(), loop(step, self.tiles, self.weigh(step))]
-
-    def load_weights(self) -> list[UOp]:
-        """Of all heads, in every lane."""
-        own = self.row * (self.heads // QUAD)
-        return [
-            load_global(part(self.weights, QUAD * i, QUAD), "weights", own + i, element=4 * QUAD)
-            for i in range(self.heads // QUAD)
-        ]
-
-    @property
-    def weights(self) -> UOp:
-        return self.r("held_weights", self.heads)
+        return [self.load_weights(QUAD), loop(step, self.tiles, self.weigh(step))]
 
     def row_of(self, block: int) -> UOp:
         """The first of the warp's rows of a block, in the tile."""

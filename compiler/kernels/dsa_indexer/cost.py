@@ -10,14 +10,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
-from ptxflow.compiler.kernels.dsa_indexer.decisions import (
-    DECISIONS,
-    entries,
-    is_sorted,
-    places,
-    resources,
-    select_smem,
-)
+from ptxflow.compiler.kernels.dsa_indexer import decisions
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, tokens
 from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
 
@@ -41,7 +34,9 @@ class Costs:
     dram: float = 1.05  # traffic, over what cannot be avoided
 
 
-SPANS, CTAS, BITS, ROOM = (choices(DECISIONS, name) for name in ("span", "ctas", "bits", "room"))
+SPANS, CTAS, BITS, ROOM = (
+    choices(decisions.DECISIONS, name) for name in ("span", "ctas", "bits", "room")
+)
 VECTORS = tuple(1 << n for n in range(10, 18))  # keys that a cluster loads at a time
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
@@ -57,7 +52,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     heads, dim = problem["num_index_heads"], problem["index_head_dim"]
     each = length(problem)
     spans = np.ceil(each / f.span)
-    work = resources(f, problem, device)
+    work = decisions.resources(f, problem, device)
     products = f.tile * heads
     keys = f.tile * (dim + SCALE)
     return Demand(
@@ -80,22 +75,29 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
 def _choice(f: Fields, problem: Problem, c: Costs) -> Demand:
     """The second kernel: its steps are passes over the keys, of which each turn waits for loads."""
     each = length(problem)
-    most = entries(f, problem)
+    most = decisions.entries(f, problem)
     vectors = 4 * f.loads * f.threads * f.ctas
     turns = np.ceil(each / vectors)
     passes = np.where(each <= most, 1, 2 + _more(f, each, most))
     meet = np.where(f.ctas > 1, c.cluster, c.meet)
     listed = np.minimum(np.where(each <= most, each, problem["topk"] * 1.1), most)
-    if is_sorted(problem):
+    if decisions.is_sorted(problem):
         levels = np.ceil(np.log2(listed))
-        rank = levels * (levels + 1) / 2 * (places(f, problem) / 32 * c.exchange / ISSUED + c.meet)
+        rank = (
+            levels
+            * (levels + 1)
+            / 2
+            * (decisions.places(f, problem) / 32 * c.exchange / ISSUED + c.meet)
+        )
     else:
         rank = listed * listed * c.compare / LANES * np.maximum(1.0, 256.0 / f.threads)
     settle = (passes - 1) * (c.digit + 2 * meet + (1 << f.bits) / 32.0)
     keys = 4 * f.loads * f.threads
     return Demand(
         blocks=problem["batch_size"] * f.ctas,
-        resident=np.maximum(np.minimum(2048 // f.threads, 232448 // select_smem(f, problem)), 1),
+        resident=np.maximum(
+            np.minimum(2048 // f.threads, 232448 // decisions.select_smem(f, problem)), 1
+        ),
         steps=passes * turns,
         mma_cycles=1.0,
         smem_bytes=4.0 * keys,

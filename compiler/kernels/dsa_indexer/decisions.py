@@ -118,16 +118,11 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     held = -(-score_registers(f, problem, device) // 8) * 8
     smem = score_smem(f, problem)
     columns = tmem_columns(f, problem) if device.has_tmem else 0 * f.tile
-    limits = [
-        device.registers_per_sm // (held * threads),
-        device.warps_per_sm * WARP // threads,
-        device.smem_per_sm // (smem + device.smem_reserved),
-        device.blocks_per_sm + 0 * threads,
-    ]
+    resident = device.resident_blocks(smem, held, threads)
     if device.has_tmem:
-        limits.append(device.tmem_columns // columns)
+        resident = np.minimum(resident, device.tmem_columns // columns)
     most = np.maximum(held, select_registers(f, problem))
-    return Resources(smem, most, threads, columns, np.minimum.reduce(limits))
+    return Resources(smem, most, threads, columns, resident)
 
 
 RULES = (

@@ -14,9 +14,8 @@ from ptxflow.compiler.kernels.dsa_indexer.score import Score
 from ptxflow.compiler.layout import MMA_K_BYTES
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, wgmma
-from ptxflow.compiler.tile.tensors import load_global
 
-COLUMNS = 8  # of heads, of which a lane holds two neighbours
+COLUMNS = 8  # of heads, of which a lane has the weights of two neighbours
 PAIR = 2
 
 
@@ -25,8 +24,8 @@ class Kernel(Score):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
+        self.weights = self.r("held_weights", self.heads // 4)
         self.blocks = self.tile // (WARPGROUP_ROWS * int(s.consumers))  # of a warpgroup
-        self.releases = self.warps
         self.per_block = self.heads // 2
         self.products = slot(frag("products", self.blocks * self.per_block, "f32"))
 
@@ -47,24 +46,11 @@ class Kernel(Score):
     def consume(self) -> list[Body]:
         step = var("step")
         steps = loop(step, self.tiles, self.multiply(step), self.weigh(step))
-        return [self.load_weights(), at.mbar_wait(slot(self.q_full), 0), steps]
-
-    def load_weights(self) -> list[UOp]:
-        """Of the heads of a lane's columns."""
-        own = self.row * (self.heads // PAIR) + (LANE & 3)
         return [
-            load_global(
-                part(self.weights, PAIR * i, PAIR),
-                "weights",
-                own + i * (COLUMNS // PAIR),
-                element=4 * PAIR,
-            )
-            for i in range(self.heads // COLUMNS)
+            self.load_weights(PAIR, LANE & 3, COLUMNS // PAIR),
+            at.mbar_wait(slot(self.q_full), 0),
+            steps,
         ]
-
-    @property
-    def weights(self) -> UOp:
-        return self.r("held_weights", self.heads // 4)
 
     def row_of(self, block: int) -> UOp:
         """The first of the warpgroup's rows of a block."""

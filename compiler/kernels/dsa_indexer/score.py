@@ -6,14 +6,12 @@ multiplies them by the queries of all heads, and consumers add up what heads mak
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, param, value, var
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, param, value, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop
-from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem, value_of
+from ptxflow.compiler.ir.storage import anywhere, mbar, part, slot, smem, value_of
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, Workspace, launch_of
@@ -41,7 +39,7 @@ CHUNK = 16  # bytes by which scales are found
 class Score:
     """A strategy applied to a problem, but for what multiplies."""
 
-    releases: int  # arrivals that free a stage
+    weights: UOp  # registers of a lane
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         self.problem, self.s, self.device = problem, s, device
@@ -54,15 +52,17 @@ class Score:
         self.queries, self.q_full = smem("queries", self.head_tile.bytes), mbar("q_full", 1, 1)
         self.keys = smem("keys", self.key_tile.bytes, self.stages)
         self.scales = smem("scales", self.tile * SCALE, self.stages, align=128)
-        self.first = CTAID % param("spans") * self.span  # the first token of the span
+        self.ring = Ring.of("ring", self.stages, 1, self.warps + int(device.has_tmem))
+        # the sequence, its tokens, and the first one of the span
+        self.row, self.length = CTAID // param("spans"), value_of(self.r("length", 1))
+        self.first = CTAID % param("spans") * self.span
+        # tiles of the span, as far as there are tokens, and whether there is one
+        left = self.length - self.length.min(self.first)
+        self.tiles = (left.min(self.span) + (self.tile - 1)) // self.tile
         self.any = self.tiles.min(1)
         # tokens that come together: of a page, or of a part of one
         self.box_rows = min(self.page, self.tile)
         self.boxes = self.tile // self.box_rows
-
-    @cached_property
-    def ring(self) -> Ring:
-        return Ring.of("ring", self.stages, 1, self.releases)
 
     def whole(self, warps: int, storage: tuple[UOp, ...]) -> KernelInfo:
         """What holds of the kernel, of so many warps, and `storage` of what multiplies."""
@@ -87,22 +87,6 @@ class Score:
             elect(WARP.eq(self.warps), prefetch),
             load_global(self.r("length", 1), "seq_lens", self.row),
         ]
-
-    @property
-    def row(self) -> UOp:
-        """The sequence."""
-        return CTAID // param("spans")
-
-    @property
-    def length(self) -> UOp:
-        """Of the sequence, in tokens."""
-        return value_of(self.r("length", 1))
-
-    @property
-    def tiles(self) -> UOp:
-        """Of the span, as far as there are tokens."""
-        left = self.length - self.length.min(self.first)
-        return (left.min(self.span) + (self.tile - 1)) // self.tile
 
     # -- loading -------------------------------------------------------------------------------
 
@@ -168,6 +152,14 @@ class Score:
                     bytes=rows * SCALE,
                 ),
             ]
+        return out
+
+    def load_weights(self, wide: int, first: Value = 0, step: int = 1) -> list[UOp]:
+        """Of the lane's heads, so many at a time; `first` and `step` count as many."""
+        own, out = self.row * (self.heads // wide) + first, list[UOp]()
+        for i in range(self.weights.arg // wide):
+            held, index = part(self.weights, i * wide, wide), own + i * step
+            out.append(load_global(held, "weights", index, element=4 * wide))
         return out
 
     # -- storing -------------------------------------------------------------------------------

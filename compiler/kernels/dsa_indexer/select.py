@@ -3,8 +3,8 @@
 A cluster counts the sequence's keys by their first digit, and if too many entries are not below the
 bin that topk falls into, those of that bin by their next digit, and so on. What is then left goes
 to the list of the leader, the first CTA, which ranks each entry by how many are greater, or sorts
-them, see `sorting`. Entries hold positions, so that no two are equal: whatever the number of equal
-scores, digits end, and the first of them are chosen.
+them. Entries hold positions, so that no two are equal: whatever the number of equal scores, digits
+end, and the first of them are chosen.
 """
 
 from __future__ import annotations
@@ -13,20 +13,25 @@ from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.indexing import ENTRY as ENTRY_BYTES
-from ptxflow.compiler.atoms.indexing import UNUSED_BITS
-from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, const, param, var
+from ptxflow.compiler.atoms.indexing import STATE, UNUSED_BITS
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, value, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, loop
-from ptxflow.compiler.ir.storage import slot
+from ptxflow.compiler.ir.storage import slot, smem, value_of
+from ptxflow.compiler.kernels.dsa_indexer import decisions
 from ptxflow.compiler.kernels.dsa_indexer.decisions import LINE
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
-from ptxflow.compiler.kernels.dsa_indexer.row import THREAD, VECTOR, Row
 from ptxflow.compiler.kernels.dsa_indexer.score import SCORES
-from ptxflow.compiler.kernels.dsa_indexer.sorting import Sorting
 from ptxflow.compiler.launch import Launch, launch_of
 from ptxflow.compiler.lower import finish, layout, single
 from ptxflow.compiler.tile.tensors import load_global, meet, store_global, zero_shared
-from ptxflow.compiler.tile.values import UInt32, emit, repeat, traced, where
+from ptxflow.compiler.tile.values import Registers, UInt32, emit, repeat, traced, where
 
+THREAD = WARP * LANES + LANE
+VECTOR = 4  # keys of a load
+WORDS = 2  # registers of an entry
+WITHIN = LANES.bit_length() - 1  # levels whose entries are all of one warp
 ENTRY = "dsa_indexer_select"
 _POINTERS = ("seq_lens", "block_table", SCORES, "topk_indices")
 PARAMS = (*((name, "ptr") for name in _POINTERS), ("width", "u32"))
@@ -36,8 +41,134 @@ AHEAD = 4  # such loads of a turn
 Visit = Callable[[UInt32, UOp], UOp]  # (a vector of keys, the position of its first)
 
 
-class Select(Row):
-    """The kernel of a strategy."""
+class Sorting:
+    """The leader's entries in order, the greatest first: a bitonic network.
+
+    Level n merges runs of 2^n entries, of which every other one ascends, into runs twice as long:
+    each entry meets those that are 2^n, ..., 2 and 1 places away. A thread holds every `threads`-th
+    entry of the list. Entries of one warp meet by shuffles, others through the list. As many levels
+    run as the entries that are listed need; behind these are zeros, the least.
+    """
+
+    def __init__(self, row: Select):
+        self.row, self.r = row, row.r
+        self.turns = -(-row.places // row.threads)  # entries of a thread
+        self.most = row.places.bit_length() - 1  # levels
+        # a thread's entries, those that they meet, and those that it keeps
+        self.own, self.met, self.kept = (
+            [self.r.uint32(width=WORDS) for _ in range(self.turns)] for _ in range(3)
+        )
+        self.put = self.r.uint32()
+
+    def body(self) -> None:
+        """From the list to the output."""
+        level, listed = var("level"), self.row.listed
+        last = listed - listed.min(1)
+        needed = value(0)
+        for bit in range(self.most):
+            needed = needed + (last >> bit).min(1)
+        levels = self.r.uint32(needed, name="levels")
+        for i, own in enumerate(self.own):
+            emit(at.ld_shared_lanes(own, self.mine(i), LANE * ENTRY_BYTES, unread="dst"))
+        with repeat(level, levels.value, rolled=True):
+            self.meet_warps(level)
+            for bit in reversed(range(WITHIN)):
+                with where(level >= bit):
+                    self.meet_lanes(level, bit)
+        for i in range(-(-self.row.topk // self.row.threads)):
+            self.store(i)
+
+    # -- entries -------------------------------------------------------------------------------
+
+    def mine(self, i: int) -> UOp:
+        """Where the warp's entries of a turn are in the list."""
+        first = (WARP * LANES + i * self.row.threads) * ENTRY_BYTES
+        return slot(self.row.list, 0, first, LANES * ENTRY_BYTES)
+
+    def keep(self, level: UOp, i: int, bit: UOp | int) -> None:
+        """The greater of two entries that are 2^bit apart comes first in every other run."""
+        number = THREAD + i * self.row.threads
+        greater = ((number >> bit) & 1).eq((number >> (level + 1)) & 1)
+        emit(at.keep_entry(self.kept[i], self.own[i], self.met[i], greater))
+        # of the last, positions alone are read
+        emit(at.copy(self.own[i], self.kept[i], unread="dst"))
+
+    def meet_lanes(self, level: UOp, bit: int) -> None:
+        """Entries of a warp."""
+        for i, own in enumerate(self.own):
+            emit(at.shuffle_xor(self.met[i], own, lanes=1 << bit))
+            self.keep(level, i, bit)
+
+    def meet_warps(self, level: UOp) -> None:
+        """Entries of different warps, or turns, from the farthest to the nearest of a level."""
+        step, bit = var("step"), level - var("step")
+        everywhere = slot(self.row.list, 0, 0, self.row.places * ENTRY_BYTES)
+        with repeat(step, (level + 1) - (level + 1).min(WITHIN), rolled=True):
+            for i, own in enumerate(self.own):
+                emit(at.st_shared_lanes(self.mine(i), LANE * ENTRY_BYTES, 1, own))
+            emit(at.cta_sync())
+            for i, met in enumerate(self.met):
+                other = (THREAD + i * self.row.threads) ^ (const(1) << bit)
+                emit(at.ld_shared_lanes(met, everywhere, other * ENTRY_BYTES))
+            emit(at.cta_sync())
+            for i in range(self.turns):
+                self.keep(level, i, bit)
+
+    # -- output --------------------------------------------------------------------------------
+
+    def store(self, i: int) -> None:
+        """The slots of a turn's entries, or -1 where there is no entry."""
+        c, row = self.row, self.row.row
+        number, first = THREAD + i * c.threads, WARP * LANES + i * c.threads
+        there = (c.listed - number.min(c.listed)).min(1)
+        with where(c.below((c.topk - i * c.threads) // LANES)):
+            low, page = self.r.of(at.copy, self.own[i][0]).value, self.r.uint32()
+            position = (low ^ 0xFFFFFFFF) >> UNUSED_BITS
+            index = row * param("width") + position // c.page
+            emit(load_global(page.slot, "block_table", index, number < c.listed))
+            emit(at.mov(self.put, (page.value * c.page + position % c.page + 1) * there - 1))
+            place = (row, first, 1, LANES)
+            emit(store_global("topk_indices", row * c.topk + number, self.put.slot, place))
+
+
+class Select:
+    """A strategy applied to a problem; its registers are apart from the first kernel's."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        self.problem, self.s, self.device = problem, s, device
+        f = s.fields()
+        self.topk, self.page = problem["topk"], problem["page_size"]
+        self.ctas, self.threads, self.loads = int(s.ctas), int(s.threads), int(s.loads)
+        self.warps, self.bits = self.threads // LANES, int(s.bits)
+        self.digits, self.slots = (
+            int(decisions.digits(self.bits)),
+            int(decisions.entries(f, problem)),
+        )
+        self.r = Registers("s_")
+        self.rank: UOp = CTA_RANK if self.ctas > 1 else const(0)
+        self.row = CTAID // self.ctas
+        self.bins = smem("bins", -(-int(decisions.bin_bytes(f)) // 128) * 128, align=128)
+        self.places, self.sorted = int(decisions.places(f, problem)), decisions.is_sorted(problem)
+        self.list = self._lines("entries", self.places * ENTRY_BYTES)
+        self.chosen = self._lines("chosen", self.topk * 4)
+        self.state, self.count = smem("state", STATE, align=STATE), self._lines("count", 4)
+        self.length = value_of(self.r("length", 1))  # of the sequence, in tokens
+        self.listed = value_of(self.r("listed", 1))
+        self.keys = self.r.uint32(width=VECTOR * self.loads)  # that a thread looks at
+
+    def below(self, count: int) -> UOp | None:
+        """Whether a warp is one of the first `count`; None where all are."""
+        return count > WARP if count < self.warps else None
+
+    @staticmethod
+    def _lines(name: str, size: int) -> UOp:
+        """Storage that is zeroed at the start, line by line."""
+        return smem(name, -(-size // decisions.LINE) * decisions.LINE, align=128)
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        chosen = () if self.sorted else (self.chosen,)
+        return (self.bins, self.list, *chosen, self.state, self.count)
 
     # -- the whole -----------------------------------------------------------------------------
 

@@ -7,11 +7,10 @@ from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Tria
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.dsa_sparse.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, RULES
-from ptxflow.compiler.kernels.dsa_sparse.kernel import AttendToLists, CombineChunks
-from ptxflow.compiler.kernels.dsa_sparse.lists import TOPK, Lists
+from ptxflow.compiler.kernels.dsa_sparse.kernel import TOPK, AttendToLists, CombineChunks, Lists
 from ptxflow.compiler.kernels.dsa_sparse.problem import SPARSE, problem
+from ptxflow.compiler.kernels.mla.combine import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS, resources
-from ptxflow.compiler.kernels.mla.launches import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
 from ptxflow.compiler.launch import Launch
 
@@ -70,13 +69,15 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Lists of the problem's own length and heads, full, mixed and empty; then longer ones, whose
-    last CTA has one tile, or that fill a ring more than twice."""
+    last CTA has one tile, or that fill a ring more than twice; and so many tokens that rows are
+    others by a divisor of one less, for the second kernel alone."""
     constants = ("topk", "page_size", "head_dim_ckv", "head_dim_kpe")
     topk = max(p["topk"] + int(s.tile), (2 * int(s.stages) + 1) * int(s.tile))
     pages = -(-max(64, p["topk"]) // p["page_size"])
     sizes = (
         Size({"num_tokens": 3, "num_pages": pages}),
         Size({"num_tokens": 3, "num_pages": 2 * pages, "topk": topk}),
+        Size({"num_tokens": 33, "num_pages": pages}, None, (1, 0)),
     )
     return Trials(({n: p[n] for n in constants},), sizes)
 

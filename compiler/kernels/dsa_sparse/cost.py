@@ -10,23 +10,17 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, chunks, span
+from ptxflow.compiler.kernels.mla import cost as mla
 from ptxflow.compiler.kernels.mla import decisions
-from ptxflow.compiler.kernels.mla.cost import (
-    Costs,
-    latency_cycles,
-    mma_cycles,
-    shared_bytes,
-    sums_load,
-)
 from ptxflow.compiler.kernels.mla.problem import head_ctas
 from ptxflow.compiler.kernels.waves import choices, compared, spread
 
 FIRST = 1200.0  # cycles to load a list's first entries; there are no sequences to find
 CHUNKS = choices(DECISIONS, "chunk")
 COSTS = {
-    "h200": Costs(start=FIRST),
-    "h100": Costs(start=FIRST),
-    "b200": Costs(start=FIRST, mma=0.31),
+    "h200": mla.Costs(start=FIRST),
+    "h100": mla.Costs(start=FIRST),
+    "b200": mla.Costs(start=FIRST, mma=0.31),
 }
 
 
@@ -36,21 +30,10 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     parts = chunks(f, problem)
     rows = problem["num_tokens"] * head_ctas(problem)  # of each CTA that shares heads
     blocks = rows * problem["head_dim_ckv"] // decisions.MMA_DIMS // decisions.SUM_WARPS
-    return Demand(
-        blocks=rows * parts,
-        resident=np.minimum(decisions.resources(f, problem, device).occupancy, 32),
-        steps=np.ceil(span(f, problem) / f.tile),
-        stages=f.stages,
-        mma_cycles=mma_cycles(f, problem, device, c),
-        smem_bytes=shared_bytes(f, problem),
-        l2_bytes=decisions.stage_bytes(f, problem),
-        issue_cycles=2 * c.meeting + latency_cycles(f, problem, c),
-        epilogue_cycles=c.leave,
-        dram_bytes=_dram(f, problem) * c.dram,
-        setup_cycles=c.start,
-        special=f.tile * decisions.columns(f, problem),
-        following=sums_load(f, np.where(f.chunk > 0, blocks, 0), parts, c),
-    )
+    then = mla.sums_load(f, np.where(f.chunk > 0, blocks, 0), parts, c)
+    steps, moved = np.ceil(span(f, problem) / f.tile), _dram(f, problem) * c.dram
+    ctas = {"blocks": rows * parts, "steps": steps}
+    return mla.of_tiles(f, problem, device, c, **ctas, dram_bytes=moved, following=then)
 
 
 def _dram(f: Fields, problem: Problem) -> Any:

@@ -6,18 +6,12 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gdn_decode.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_decode.decisions import DECISIONS, RULES, resources, revise
 from ptxflow.compiler.kernels.gdn_decode.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT
 from ptxflow.compiler.kernels.gdn_decode.problem import problem
 from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, launch_of
-
-
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel."""
-    return Kernel(p, s, device).build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -74,7 +68,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions; a ring beyond its 32nd turn."""
     k = Kernel(p, s, device)
-    heads = sorted({min(n, p["num_q_heads"]) for n in (1, 2, 3, 4, 8)} | {p["num_q_heads"]})
+    heads = sorted({min(n, p["num_q_heads"]) for n in (2, 3, 4, 8)} | {p["num_q_heads"]})
     shapes = tuple(
         {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share}
         if "num_k_heads" in dict(p.axes)
@@ -100,7 +94,7 @@ GDN_DECODE = Family(
     demand=demand,
     features=features,
     costs=COSTS,
-    build=build,
+    build=lambda p, s, d: Kernel(p, s, d).build(),
     trips=trips,
     launch=launch,
     trial=trial,

@@ -17,6 +17,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.gdn_decode import decisions
 from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES
+from ptxflow.compiler.kernels.waves import filled, rounds
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     count, steps = -(-total // blocks), decisions.passes(f, problem)
     per_sm = -(-blocks // device.sms)
     resident = np.minimum(_occupancy(f, problem, device, c), per_sm)
-    rounds = per_sm / resident
-    wave = 1 + c.wave * (np.ceil(rounds) / rounds - 1)
+    turns = per_sm / resident
+    wave = 1 + c.wave * (np.ceil(turns) / turns - 1)
     bytes_ = decisions.step_rows(f) * problem["head_size"] * STATE_BYTES
     second = device.clock_ghz * 1e9
     rate = c.share * device.hbm_bytes_per_s / second  # of all SMs
@@ -141,9 +142,7 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
     }
     for parts in (0.25, 0.5, 1, 2, 4, 8, 16, 32):
         blocks = math.ceil(batch * heads * parts)
-        name = f"{parts:g}".replace(".", "_")
-        out[f"rounds_{name}"] = (math.log2(-(-blocks // device.sms)) - 2) / 3
-        out[f"full_{name}"] = 2 * blocks / (-(-blocks // device.sms) * device.sms) - 1
+        out |= rounds(f"{parts:g}".replace(".", "_"), blocks, device)
     for rows in (16, 64):
-        out[f"steps_{rows}"] = 2 * size / (-(-size // rows) * rows) - 1
+        out[f"steps_{rows}"] = filled(size, rows)
     return out

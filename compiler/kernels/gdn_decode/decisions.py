@@ -116,11 +116,6 @@ def registers(f: Fields, problem: Problem) -> Any:
     return np.asarray(rows + 3.25 * elements(f, problem) + 7 * f.rows_in_flight + 28).astype(int)
 
 
-def register_limit(f: Fields, device: Device) -> Any:
-    share = device.registers_per_sm // threads(f) // 8 * 8
-    return np.minimum(share, device.registers_per_thread)
-
-
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM."""
     held = -(-registers(f, problem) // 8) * 8
@@ -189,7 +184,7 @@ RULES = (
     rule(
         "rows and keys exceed the registers of a thread",
         _ALL,
-        lambda f, p, d: registers(f, p) <= register_limit(f, d),
+        lambda f, p, d: registers(f, p) <= d.register_share(threads(f)),
     ),
     rule(
         "CTAs that stride over tiles are all resident",

@@ -16,8 +16,7 @@ from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, when
 from ptxflow.compiler.ir.storage import global_tensor, rectangle
 from ptxflow.compiler.kernels.gdn_decode.decisions import BULK
 from ptxflow.compiler.kernels.gdn_decode.gates import decay, output_scale, sigmoid, times
-from ptxflow.compiler.kernels.gdn_decode.places import PRESENT
-from ptxflow.compiler.kernels.gdn_decode.ring import Ring
+from ptxflow.compiler.kernels.gdn_decode.places import PRESENT, Ring
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.softmax import SUM
 from ptxflow.compiler.tile.tensors import load_global, store_global

@@ -1,19 +1,26 @@
-"""Where things are in a gdn_decode kernel: a warp's rows, their places in tensors, registers.
+"""Where things are in a gdn_decode kernel: a warp's rows, their places in tensors, registers, and
+the ring through which rows pass in bulk.
 
 A step of a CTA is `warps` times `warp_rows` rows of a head; steps are counted along the heads of
-all batch rows. Rows of a lane follow each other.
+all batch rows. Rows of a lane follow each other. Loads fill the ring's stages, and where the new
+state leaves in bulk, it takes the old one's place there. One lane asks for a stage and sends it;
+all lanes read it and write it. Warps share nothing.
 """
 
 from __future__ import annotations
 
+from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, special
-from ptxflow.compiler.ir.storage import global_tensor, mbar, rectangle, smem
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, const, param, special, value
+from ptxflow.compiler.ir.statements import Body, elect, when
+from ptxflow.compiler.ir.storage import global_tensor, mbar, rectangle, slot, smem
 from ptxflow.compiler.kernels.gdn_decode import decisions
+from ptxflow.compiler.kernels.gdn_decode.decisions import BULK
 from ptxflow.compiler.kernels.gdn_decode.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.values import Float32, Registers
 
 PRESENT = "state_present"
@@ -58,19 +65,20 @@ class Places:
         self._given = param(PRESENT).ne(0)  # whether there is a state; else it counts as zeros
         self.together = s.reduction == decisions.TOGETHER
         self._dtype = PTX_TYPE[self.problem.dtype]
+        # steps of this CTA
+        self.count = self._passes
+        if self.loops:
+            ctas = special("ctas")
+            tiles = param("batch_size") * const(self.tiles_per_row, "tiles_per_row")
+            self.count = (tiles + ctas - 1 - CTAID) // ctas * self._passes
+        # bulk stores that a step leaves in flight, so that the one before is over; and whether some
+        # may be so behind the last step
+        self._pending = min(1, self.stages - 1) if self.refills else self.stages
+        self._leaves_pending = s.path == decisions.BULK and self._pending > 0
 
     def _vector(self, row: Float32, j: int) -> UOp:
         """The j-th of a row's vectors."""
         return row[j * self.width : (j + 1) * self.width].slot
-
-    @property
-    def count(self) -> UOp:
-        """Steps of this CTA."""
-        if not self.loops:
-            return self._passes
-        ctas = special("ctas")
-        tiles = param("batch_size") * const(self.tiles_per_row, "tiles_per_row")
-        return (tiles + ctas - 1 - CTAID) // ctas * self._passes
 
     # -- places --------------------------------------------------------------------------------
 
@@ -109,3 +117,100 @@ class Places:
         column = r * self.size + j * self.lanes * self.width
         place = self._place(name, use, column, self.lanes * self.width)
         return index, place, {"element": self._vector_bytes, "offset": column * STATE_BYTES}
+
+
+class Ring(Places):
+    """What the lanes of a warp do with their ring."""
+
+    def _stage(self, use: Value) -> tuple[UOp, UOp]:
+        """The warp's buffer of a step, and its barrier."""
+        stage = value(use) % self.stages
+        buffer = slot(self.ring, stage, WARP * self.bytes, self.bytes)
+        return buffer, slot(self.full, stage * self.warps + WARP)
+
+    def _across(self, first: int, count: int) -> dict[str, tuple[tuple[int, int], ...]]:
+        """Which vectors of every lane's an access touches, for the validator."""
+        return {"across": ((first, first + count),)}
+
+    def _ask(self, use: UOp) -> list[UOp]:
+        """One lane asks for the warp's rows of a step."""
+        buffer, bar = self._stage(use)
+        place = self._place("state", use, 0, self.flight * self.size)
+        row, element = self._first_row(use), self.size * STATE_BYTES
+        return [
+            at.mbar_arrive_expect(bar, bytes=self.bytes),
+            at.bulk_load(
+                buffer,
+                param("state"),
+                row,
+                place,
+                bar,
+                bytes=self.bytes,
+                element=element,
+                **self._across(0, self.flight * self.vectors),
+            ),
+        ]
+
+    def _lane_offset(self, r: int, j: int) -> UOp:
+        """Bytes from the warp's buffer to a lane's vector."""
+        row = self.size * STATE_BYTES
+        lane = LANE // self.lanes * (self.flight * row) + LANE % self.lanes * self._vector_bytes
+        return lane + (r * row + j * self.lanes * self._vector_bytes)
+
+    def _take(self, use: UOp) -> list[Body]:
+        """The warp's rows from its ring, once they have landed; zeros where there is no state."""
+        buffer, bar = self._stage(use)
+        reads, zeros = list[UOp](), list[UOp]()
+        for r, row in enumerate(self.state):
+            zeros.append(at.mov(row.slot, 0))
+            for j in range(self.vectors):
+                across = self._across(r * self.vectors + j, 1)
+                vector, offset = self._vector(row, j), self._lane_offset(r, j)
+                reads.append(at.ld_shared_v4(vector, buffer, offset, last="src", **across))
+        wait = at.mbar_wait(bar, (value(use) // self.stages) & 1)
+        refill: Body = None
+        if self.s.path != BULK and self.refills:
+            again = use + self.stages
+            refill = [*self._hand_over(), elect(again < self.count, self._ask(again))]
+        return [when(self._given, wait, reads, refill), when(param(PRESENT).eq(0), zeros)]
+
+    def _hand_over(self) -> list[UOp]:
+        """What the lanes did in shared memory comes before what the async proxy does next."""
+        return [at.fence_proxy_async(), at.warp_sync()]
+
+    def _send(self, use: UOp) -> list[Body]:
+        """The warp's new rows leave its ring in bulk, and later rows take the place of older."""
+        buffer, _ = self._stage(use)
+        store = at.bulk_store(
+            buffer,
+            param("new_state"),
+            self._first_row(use),
+            self._place("new_state", use, 0, self.flight * self.size),
+            bytes=self.bytes,
+            element=self.size * STATE_BYTES,
+            **self._across(0, self.flight * self.vectors),
+        )
+        out: list[Body] = [*self._hand_over()]
+        if self.once:
+            return [*out, single(store, at.bulk_commit(), at.bulk_wait_read(pending=0))]
+        if not self.refills:
+            return [*out, single(store, at.bulk_commit())]
+        out.append(single(store, at.bulk_commit(), at.bulk_wait_read(pending=self._pending)))
+        again = use + (self.stages - self._pending)
+        more = self._asks(again)
+        if self._pending:  # the first step leaves no place: the whole ring was filled before it
+            more = more & (const(0) < use)
+        # the other lanes write the next stage unasked where there is no state; of more than two
+        # stages they hear in time, at the next step
+        told = at.warp_sync() if self.stages <= 2 else None
+        return [*out, told, elect(more, self._ask(again))]
+
+    def _asks(self, use: UOp) -> UOp:
+        """Whether there are rows to ask for at a step."""
+        return self._given if self.once else self._given & (use < self.count)
+
+    def _put(self, use: UOp, r: int, j: int, vector: UOp) -> UOp:
+        """A vector to the place in the ring that it came from."""
+        buffer, _ = self._stage(use)
+        across = self._across(r * self.vectors + j, 1)
+        return at.st_shared_v4(buffer, self._lane_offset(r, j), vector, **across)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.attention import few
 from ptxflow.compiler.kernels.gdn_prefill.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_prefill.decisions import DECISIONS, RULES, UNIT, resources
@@ -12,11 +11,6 @@ from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_prefill.problem import problem
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
 from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, launch_of
-
-
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel."""
-    return Kernel(p, s, device).build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -81,7 +75,7 @@ GDN_PREFILL = Family(
     demand=demand,
     features=features,
     costs=COSTS,
-    build=build,
+    build=lambda p, s, d: Kernel(p, s, d).build(),
     trips=trips,
     launch=launch,
     trial=trial,

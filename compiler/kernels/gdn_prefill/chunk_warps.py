@@ -9,16 +9,12 @@ import math
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, special
 from ptxflow.compiler.ir.statements import Body, when
 from ptxflow.compiler.ir.storage import anywhere, slot
-from ptxflow.compiler.kernels.gdn_decode.gates import (
-    exponential,
-    output_scale,
-    sigmoid,
-    softplus,
-    times,
-)
+from ptxflow.compiler.kernels.gdn_decode import gates
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,
     BLOCK_PITCH,
@@ -33,7 +29,7 @@ from ptxflow.compiler.kernels.gdn_prefill.shape import (
     Gate,
     Shape,
 )
-from ptxflow.compiler.tile.fragments import COLUMN, QUAD, ROW, a_rows, load_matrix, mma, n_rows
+from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, a_rows, load_matrix, mma, n_rows
 from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import (
     Float32,
@@ -71,9 +67,16 @@ class Stream:
 class ChunkWarps(Shape):
     """What the helpers do; `self.index` counts them."""
 
-    @property
-    def index(self) -> UOp:
-        return special("warp") - self.mains
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.index = special("warp") - self.mains
+        # whether a helper works out gates: the last, which has the least else to do
+        self._gatekeeper = self.index.eq(self.helpers - 1)
+        self._lane_tokens = max(1, self.chunk // WARP)
+        # rows and columns of blocks by their numbers
+        self._order = [(i, j) for i in range(self.units) for j in range(i + 1)]
+        # rounds of solving of all helpers: a lane has a column, so two small blocks fit a warp
+        self.solving = -(-self.solves * self.solve_units * UNIT // WARP)
 
     def _some(self, number: int, total: int, *body: Body) -> Body:
         """A round of work of which there are `total` pieces: the last round may not be full."""
@@ -90,15 +93,15 @@ class ChunkWarps(Shape):
         r, wide = self.r, self._lane_tokens
         self.gate_a, self.gate_b = r.float32(wide), r.float32(wide)
         with trace() as scale:
-            self.scale = output_scale(r, self.size)
+            self.scale = gates.output_scale(r, self.size)
         some = (self.index < self.blocks) | self._gatekeeper
         emit(scale if self.helpers <= self.blocks else when(some, scale))
         with where(self._gatekeeper):
             A_log, dt_bias = r.float32(), r.float32()
             for name, held in (("A_log", A_log), ("dt_bias", dt_bias)):
                 emit(load_global(held.slot, name, self.place[1]))
-            self.rate = times(exponential(A_log), -1 / math.log(2))
-            self.minus_bias, self.shut = times(dt_bias, -1.0), r.constant(SHUT)
+            self.rate = gates.times(gates.exponential(A_log), -1 / math.log(2))
+            self.minus_bias, self.shut = gates.times(dt_bias, -1.0), r.constant(SHUT)
             emit(self._load_gates(0))
             self._gates(0)
             emit(self._later(1))
@@ -106,11 +109,6 @@ class ChunkWarps(Shape):
             emit(self._some(0, 1, traced(self._clear)))
         for n in range(self.stages - 2):
             emit(when(self.chunks >= n + 1, self.ask(n)), at.copies_commit())
-
-    @property
-    def _gatekeeper(self) -> UOp:
-        """Whether a helper works out gates: the last, which has the least else to do."""
-        return self.index.eq(self.helpers - 1)
 
     def relate(self, n: UOp) -> None:
         """The work on chunk n, and the gates of the next."""
@@ -191,10 +189,6 @@ class ChunkWarps(Shape):
 
     # -- gates ---------------------------------------------------------------------------------
 
-    @property
-    def _lane_tokens(self) -> int:
-        return max(1, self.chunk // WARP)
-
     def _load_gates(self, n: Value) -> list[UOp]:
         """The lane's a and b of a chunk."""
         out, head = list[UOp](), self.place[1]
@@ -208,11 +202,11 @@ class ChunkWarps(Shape):
 
     def _gates(self, n: Value) -> None:
         """A chunk's numbers; tokens past its end neither decay nor change anything."""
-        gap = softplus(self.gate_a - self.minus_bias)
-        log, beta = maximum(gap * self.rate, self.shut), sigmoid(self.gate_b)
+        gap = gates.softplus(self.gate_a - self.minus_bias)
+        log, beta = maximum(gap * self.rate, self.shut), gates.sigmoid(self.gate_b)
         for i in range(self._lane_tokens):
             inside = (self.first(n) + LANE + i * WARP < self.end) & (LANE + i * WARP < self.chunk)
-            emit(at.keep_inside(log[i].slot, inside), at.keep_inside(beta[i].slot, inside))
+            emit([at.hide(x[i], inside, to=0) for x in (log, beta)])
         self._put_gates(n, log, beta, self._prefix(log))
 
     def _prefix(self, log: Float32) -> Float32:
@@ -225,7 +219,7 @@ class ChunkWarps(Shape):
 
     def _put_gates(self, n: Value, log: Float32, beta: Float32, total: Float32) -> None:
         raised = exp2(log)
-        read, pull = raised * self.scale, times(beta, -1.0) * raised
+        read, pull = raised * self.scale, gates.times(beta, -1.0) * raised
         leave = self.r.float32(log.n)
         emit(at.exp2_gap(leave.slot, total.slot, log.slot))
         whole = exp2(total)
@@ -239,11 +233,6 @@ class ChunkWarps(Shape):
         return slot(self.gates, n % GATE_BUFFERS, which * self.gate_bytes + i * WARP * 4, WARP * 4)
 
     # -- tokens and tokens ---------------------------------------------------------------------
-
-    @property
-    def _order(self) -> list[tuple[int, int]]:
-        """Rows and columns of blocks by their numbers."""
-        return [(i, j) for i in range(self.units) for j in range(i + 1)]
 
     def _row_and_column(self, block: UOp) -> tuple[UOp, UOp]:
         """Of a block, by its number: two digits in base 4 from a table."""
@@ -281,7 +270,7 @@ class ChunkWarps(Shape):
             place = (i * UNIT + half * 8 + ROW) << 2
             emit(at.ld_shared(rows[half].slot, log, place))
             emit(at.ld_shared(betas[half].slot, beta, place))
-        minus = times(betas, -1.0)
+        minus = gates.times(betas, -1.0)
         for half in range(2):
             columns, place = r.float32(2), (j * UNIT + half * 8 + COLUMN) << 2
             emit(at.ld_shared_lanes(columns.slot, log, place))
@@ -299,8 +288,8 @@ class ChunkWarps(Shape):
                 for c in range(2):
                     mine = i * UNIT + row * 8 + ROW
                     theirs = j * UNIT + half * 8 + COLUMN + c
-                    emit(at.keep_inside(keys[first + c].slot, theirs < mine))
-                    emit(at.keep_inside(scores[first + c].slot, theirs < mine + 1))
+                    emit(at.hide(keys[first + c], theirs < mine, to=0))
+                    emit(at.hide(scores[first + c], theirs < mine + 1, to=0))
 
     def _put_keys(
         self, n: UOp, block: UOp, i: UOp, j: UOp, keys: Float32, may_be: list[tuple[int, int]]
@@ -350,11 +339,6 @@ class ChunkWarps(Shape):
             for i in range(-(-NEAR_BYTES // PIECE // WARP)):
                 offset = (LANE + i * WARP).min(NEAR_BYTES // PIECE - 1) << 4
                 emit(at.st_shared_v4(place, offset, zero))
-
-    @property
-    def solving(self) -> int:
-        """Rounds of solving of all helpers: a lane has a column, so two small blocks fit a warp."""
-        return -(-self.solves * self.solve_units * UNIT // WARP)
 
     def _solve(self, n: UOp, number: int) -> None:
         """With N = minus the pulls of a block, (1 - N)^-1 - 1 in float32, a column to each lane.

@@ -120,8 +120,7 @@ def registers(f: Fields, problem: Problem) -> Any:
 
 def register_limit(f: Fields, device: Device) -> Any:
     quarter = -(-warps(f) // 4)  # of the SM's registers, which so many warps share
-    share = device.registers_per_sm // 4 // (WARP * quarter) // 8 * 8
-    return np.minimum(share, device.registers_per_thread)
+    return device.register_share(4 * WARP * quarter)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:

@@ -14,26 +14,13 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import CTAID, UOp, Value, frag, param, slot, smem, value_of
+from ptxflow.compiler.kernels.gdn_prefill import decisions
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,
     BUFFERS,
     GATE_BUFFERS,
-    GATES,
-    HALF,
     NEAR_BYTES,
     UNIT,
-    WARP,
-    blocks,
-    far,
-    gate_bytes,
-    key_pitch,
-    main_warps,
-    parts,
-    smem_bytes,
-    solves,
-    square,
-    value_pitch,
-    warps,
 )
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.tile.values import Float32, Registers, UInt32, emit
@@ -63,17 +50,26 @@ class Shape:
         self.share = self.value_heads // self.key_heads  # value heads of a key head
         self.chunk, self.rows = int(s.chunk), int(s.rows)
         self.helpers, self.stages = int(s.helpers), int(s.stages)
-        self.mains, self.warps = int(main_warps(f)), int(warps(f))
+        self.mains, self.warps = int(decisions.main_warps(f)), int(decisions.warps(f))
         self.slices = self.size // self.rows  # CTAs of a head
         self.units, self.steps = self.chunk // UNIT, self.size // UNIT
-        self.blocks, self.solves = int(blocks(f)), int(solves(f))
-        self.solve_units, self.square = int(s.solve_block) // UNIT, int(square(f))
-        self.far = bool(far(f))
-        self.parts, self.solve_parts = int(parts(f, "operands")), int(parts(f, "solve"))
+        self.blocks, self.solves = int(decisions.blocks(f)), int(decisions.solves(f))
+        self.solve_units, self.square = int(s.solve_block) // UNIT, int(decisions.square(f))
+        self.far = bool(decisions.far(f))
+        self.parts, self.solve_parts = (
+            int(decisions.parts(f, "operands")),
+            int(decisions.parts(f, "solve")),
+        )
         self.dtype = PTX_TYPE[problem.dtype]
-        self.operand = "f16" if s.operands == HALF else self.dtype
-        self.key_pitch, self.value_pitch = key_pitch(problem), int(value_pitch(f))
-        self.gate_bytes, self.smem_bytes = int(gate_bytes(f)), int(smem_bytes(f, problem))
+        self.operand = "f16" if s.operands == decisions.HALF else self.dtype
+        self.key_pitch, self.value_pitch = (
+            decisions.key_pitch(problem),
+            int(decisions.value_pitch(f)),
+        )
+        self.gate_bytes, self.smem_bytes = (
+            int(decisions.gate_bytes(f)),
+            int(decisions.smem_bytes(f, problem)),
+        )
         self.r = Registers()
         self._storage()
         self.begin = value_of(self.bounds[0])  # the first token of the sequence
@@ -86,7 +82,7 @@ class Shape:
         self.q = smem("queries", row, self.stages, align=128)
         self.k = smem("keys", row, self.stages, align=128)
         self.v = smem("values", self.chunk * self.value_pitch, self.stages, align=128)
-        self.gates = smem("gates", GATES * self.gate_bytes, GATE_BUFFERS, align=128)
+        self.gates = smem("gates", decisions.GATES * self.gate_bytes, GATE_BUFFERS, align=128)
         block = self.blocks * BLOCK_BYTES
         self.scores = smem("scores", block * self.parts, BUFFERS, align=128)
         self.pulls = smem("pulls", block * self.solve_parts, BUFFERS, align=128)
@@ -128,7 +124,7 @@ class Shape:
     # -- shared memory -------------------------------------------------------------------------
 
     def gate(self, n: UOp, which: Gate) -> UOp:
-        size = WARP * 4 if which is Gate.TOTAL else self.gate_bytes
+        size = decisions.WARP * 4 if which is Gate.TOTAL else self.gate_bytes
         return slot(self.gates, n % GATE_BUFFERS, which * self.gate_bytes, size)
 
     def token_rows(self, storage: UOp, n: UOp, unit: Value) -> UOp:

@@ -9,17 +9,17 @@ from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Tria
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gemm import blackwell, hopper
 from ptxflow.compiler.kernels.gemm.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources, smem_bytes, warps
+from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.problem import problem
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm.wide import WIDE
-from ptxflow.compiler.launch import Launch
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel: one builder per tensor-core generation."""
-    make = blackwell.build if device.has_tmem else hopper.build
-    return make(p, s, device)
+    make = blackwell.Kernel if device.has_tmem else hopper.Kernel
+    return make(Tiling(p, s, device), Plain()).build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -43,12 +43,6 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
         name = f"K {k} steps, {tiles} tile{'s' * (tiles != 1)}, {stages} stages"
         out.append(Trip(name, tuple(values.items()), outputs))
     return out
-
-
-def launch(p: Problem, s: Strategy, device: Device) -> Launch:
-    """Grid and parameters, as expressions over M."""
-    f = s.fields()
-    return Tiling(p, s, device).launch(int(smem_bytes(f, device)), int(warps(f, device)))
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
@@ -94,7 +88,7 @@ GEMM = Family(
     costs=COSTS,
     build=build,
     trips=trips,
-    launch=launch,
+    launch=lambda p, s, d: Tiling(p, s, d).launch(),
     trial=trial,
     trials=trials,
     more=WIDE,

@@ -8,10 +8,8 @@ CTA pair (cta_group 2) both CTAs load, and the even one issues for both.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, const, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
+from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
 from ptxflow.compiler.ir.storage import frag, slot, tmem
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, span
@@ -24,40 +22,30 @@ from ptxflow.compiler.tile.rings import Ring
 MMA_K = 16
 
 
-def build(problem: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel of a strategy."""
-    return Kernel(Tiling(problem, s, device), Plain()).build()
-
-
 class Kernel:
     """A kernel, and what its epilogue does to accumulators."""
 
     def __init__(self, t: Tiling, fused: Plain):
-        self.t, self.s, self.fused = t, t.s, fused
+        self.t, self.s, self.fused, self.operand = t, t.s, fused, t.dtype
         s = t.s
+        self.reuses = bool(s.persistent)  # accumulators are handed back to the MMA
         self.warps = 4 * s.consumers
         self.rows: int = min(s.tile_m, 128)  # of one MMA, in this CTA
         self.blocks_m = s.tile_m // self.rows
+        # rows of a block that a warp holds, one a lane (of 16 lanes where M is 64)
+        self._warp_rows = self.rows // 4
+        self._lane_row = LANE & (self._warp_rows - 1)
         self.tmem = tmem("acc", self.blocks_m * s.tile_n, s.acc_buffers)
         # columns read from TMEM at a time; M 64 spreads them over two groups of 16 lanes
         self.columns = 32 if self._share()[1] % 32 == 0 else 16
         held = self.columns if self.rows == 128 else self.columns // 2
+        self._lane_column = const(0) if self.rows == 128 else (LANE >> 4) * held
         self.acc, self.out = frag("val", held, "f32"), frag("out", held // 2, "b32")
         self.ring = Ring.of("ring", s.num_stages, 1, t.sharers if t.multicast else 1)
         self.done = Ring.of("acc", s.acc_buffers, 1, 32 * self.warps * s.cta_group)
         self.store = Store(t)
         per_thread = s.tile_m * s.tile_n // (32 * self.warps)
         self.reduction = SplitK(t, self.warps, per_thread, split_piece(t.device))
-
-    @property
-    def reuses(self) -> bool:
-        """Whether accumulators are handed back to the MMA."""
-        return bool(self.s.persistent)
-
-    @property
-    def operand(self) -> str:
-        """The type of A and B."""
-        return self.t.dtype
 
     def build(self) -> UOp:
         s, t = self.s, self.t
@@ -67,25 +55,10 @@ class Kernel:
         tiles = t.each_tile("e", self.epilogue)
         epilogue = [*self.reduction.begin(), tiles, *self.store.drain()]
         after = self.reduction.after(self.reduce)
-        held = (
-            self.acc,
-            self.out,
-            self.tmem,
-            *self.reduction.storage,
-            *self.fused.registers.storage,
-        )
-        info = KernelInfo(
-            name=t.entry,
-            arch=t.device.arch,
-            warps=self.warps + 4 * s.warp_specialized,
-            cluster=t.cluster_size,
-            params=t.params,
-            storage=t.storage(*bars, *held),
-            cta_group=s.cta_group,
-        )
+        held = self.acc, self.out, self.tmem, *self.reduction.storage
+        info = t.info(*bars, *held, *self.fused.registers.storage, cta_group=s.cta_group)
         # after the last read, one warpgroup that stages C meets, and so does a cluster that sums
         ends = {"drained": t.split or (t.staged and s.consumers == 1), "meet": t.pair}
-        first = t.ask_maps(self.warps - 1)
         regs = int(consumer_regs(s.fields()))
         if not s.warp_specialized:
             alone = elect(WARP.eq(0), t.each_tile("i", self.load_and_issue), t.drain(self.ring))
@@ -93,7 +66,6 @@ class Kernel:
                 info,
                 role(Role("epilogue", 0, self.warps), alone, epilogue),
                 *after,
-                first=first,
                 **ends,
             )
         load = elect(WARP.eq(self.warps), t.each_tile("p", self.produce), t.drain(self.ring))
@@ -104,7 +76,6 @@ class Kernel:
             role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
             role(Role("control", self.warps, 4, regs=s.producer_regs), load, issue),
             *after,
-            first=first,
             **ends,
         )
 
@@ -230,19 +201,6 @@ class Kernel:
             return 1, self.s.tile_n, group, const(0)
         return 1, self.s.tile_n // 2, const(0), group * (self.s.tile_n // 2)
 
-    @property
-    def _warp_rows(self) -> int:
-        """Rows of a block that a warp holds, one a lane (of 16 lanes where M is 64)."""
-        return self.rows // 4
-
-    @property
-    def _lane_row(self) -> UOp:
-        return LANE & (self._warp_rows - 1)
-
-    def _lane_column(self) -> UOp:
-        """Where a lane's columns of a chunk begin: M 64 puts half of them on the other 16 lanes."""
-        return const(0) if self.rows == 128 else (LANE >> 4) * (self.columns // 2)
-
     def _read(self, buffer: UOp, block: UOp, column: UOp, index: int) -> list[UOp]:
         """A chunk of columns from TMEM to registers, the thread's number `index` of them."""
         source = slot(self.tmem, buffer, block * self.s.tile_n + column, self.columns)
@@ -272,7 +230,7 @@ class Kernel:
         row = (WARP & 3) * self._warp_rows + block * self.rows
         target = self.store.place(place, self._warp_rows, row, column)
         for first in range(0, self.out.arg.size, QUAD):
-            chunk = self.store.chunk(self._lane_row, self._lane_column() + column + 2 * first)
+            chunk = self.store.chunk(self._lane_row, self._lane_column + column + 2 * first)
             inside = column % (self.t.c.swizzle // ELEMENT) + 2 * first
             again = () if self.rows == 128 else span(inside + self.columns // 2, 8)
             across = (*span(inside, 8), *again)
@@ -297,7 +255,7 @@ class Kernel:
 
     def _fuse(self, values: UOp, m: UOp, n: UOp) -> list[UOp]:
         """Accumulators of a chunk at (m, n), or the first of it, in the lanes' own places."""
-        return self.fused.row(values, m + self._lane_row, n + self._lane_column())
+        return self.fused.row(values, m + self._lane_row, n + self._lane_column)
 
     def _eight(self, m: UOp, n: UOp, first: int, values: UOp) -> list[UOp]:
         """Eight accumulators of every lane, from `first` of the chunk at (m, n), to C."""
@@ -317,7 +275,7 @@ class Kernel:
             writes = region(m, at_column, 32, 8)
         else:
             writes = region(m, at_column, 16, 8, 2, self.columns // 2)
-        lane = m + self._lane_row, at_column + self._lane_column()
+        lane = m + self._lane_row, at_column + self._lane_column
         return [
             at.pack(registers, values, dtype=self.t.dtype),
             self.store.direct(*lane, registers, writes),

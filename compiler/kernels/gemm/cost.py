@@ -16,24 +16,14 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
-from ptxflow.compiler.kernels.gemm.decisions import (
-    DECISIONS,
-    DIRECT,
-    ELEMENT,
-    cluster_shape,
-    on_hopper,
-    register_limit,
-    registers_needed,
-    resources,
-    sides,
-    stage_bytes,
-    swizzle,
-    tiles_at_once,
-)
+from ptxflow.compiler.kernels.gemm import decisions
+from ptxflow.compiler.kernels.gemm.decisions import DIRECT, ELEMENT
+from ptxflow.compiler.kernels.waves import choices, filled
 
 MMA_K = 16  # elements of K in one 16-bit MMA
 WGMMA_M, TCGEN05_M = 64, 128  # rows of C in one instruction and SM
 SMEM_BYTES_PER_CYCLE = 128
+WIDE = 64  # tile_n from which the operands need no swap
 
 
 @dataclass(frozen=True)
@@ -86,7 +76,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     total = tiles_m * tiles_n * f.split_k
     k_steps = -(-problem["K"] // f.tile_k)
     blocks = np.where(f.persistent == 1, np.minimum(total, device.sms), total)
-    occupancy = resources(f, problem, device).occupancy
+    occupancy = decisions.resources(f, problem, device).occupancy
     epilogue, overlap = _epilogue(f, problem, device)
     return Demand(
         blocks=blocks,
@@ -107,15 +97,15 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
 
 def tile_counts(f: Fields, problem: Problem) -> tuple[Any, Any]:
     """Tiles along the M and N sides of the MMA, padded to whole clusters."""
-    along_m, along_n = cluster_shape(f)
+    along_m, along_n = decisions.cluster_shape(f)
     rows, columns = f.tile_m * along_m, f.tile_n * along_n
-    side_m, side_n = sides(f, problem)
+    side_m, side_n = decisions.sides(f, problem)
     return -(-side_m // rows) * along_m, -(-side_n // columns) * along_n
 
 
 def _instructions(f: Fields, device: Device) -> Any:
     """MMA instructions of a CTA for 16 of K, along M."""
-    unit = WGMMA_M if on_hopper(device) else TCGEN05_M
+    unit = WGMMA_M if decisions.on_hopper(device) else TCGEN05_M
     return np.maximum(f.tile_m // unit, 1)
 
 
@@ -135,7 +125,9 @@ def _smem_traffic(f: Fields, problem: Problem, device: Device) -> Any:
     The CTA's rows of the N side are read again for each instruction along M.
     """
     rows = f.tile_m + f.tile_n // f.cta_group * _instructions(f, device)
-    fill = stage_bytes(f) * np.where(swizzle(f) == 64, costs(device).half_line, 1.0)
+    fill = decisions.stage_bytes(f) * np.where(
+        decisions.swizzle(f) == 64, costs(device).half_line, 1.0
+    )
     return rows * f.tile_k * ELEMENT + fill + _outside(f, problem, device)
 
 
@@ -145,10 +137,10 @@ def _outside(f: Fields, problem: Problem, device: Device) -> Any:
     A kernel of 64-row boxes is slower at M 1 than at M 64; that the TMA fills rows out of bounds
     one by one is the likely reason, not a known one.
     """
-    along_m, along_n = cluster_shape(f)
-    side_m, side_n = sides(f, problem)
+    along_m, along_n = decisions.cluster_shape(f)
+    side_m, side_n = decisions.sides(f, problem)
     rows = np.maximum(f.tile_m - side_m, 0) / along_n + np.maximum(f.tile_n - side_n, 0) / along_m
-    boxes = f.tile_k * ELEMENT / swizzle(f)
+    boxes = f.tile_k * ELEMENT / decisions.swizzle(f)
     return rows * boxes * costs(device).outside_row * SMEM_BYTES_PER_CYCLE
 
 
@@ -158,11 +150,11 @@ def _l2_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     Rows out of bounds are not fetched. A CTA pair holds half of the N side each; in a cluster of
     single CTAs an operand that the cluster shares is fetched once and multicast.
     """
-    along_m, along_n = cluster_shape(f)
-    side_m, side_n = sides(f, problem)
+    along_m, along_n = decisions.cluster_shape(f)
+    side_m, side_n = decisions.sides(f, problem)
     a = np.minimum(f.tile_m, side_m) / along_n
     b = np.minimum(f.tile_n, side_n) / along_m  # a pair is two CTAs along M
-    rate = np.where(swizzle(f) == 64, costs(device).half_line, 1.0)
+    rate = np.where(decisions.swizzle(f) == 64, costs(device).half_line, 1.0)
     return (a + b) * np.minimum(f.tile_k, problem["K"]) * ELEMENT * rate
 
 
@@ -170,9 +162,9 @@ def _issue_cycles(f: Fields, device: Device) -> Any:
     """Cycles of a step in which the tensor core waits for instructions."""
     c = costs(device)
     wait = c.step_wait + 0.0 * f.tile_n
-    if on_hopper(device):
+    if decisions.on_hopper(device):
         # a second consumer multiplies while the first one waits, if both work on the tile
-        both = (f.consumers == 2) & (tiles_at_once(f) == 1)
+        both = (f.consumers == 2) & (decisions.tiles_at_once(f) == 1)
         wait = np.where(both, 0.4, 1.0) * c.step_wait
     shared = np.where((f.cluster != "1x1") | (f.cta_group == 2), c.multicast_sync, 0)
     return wait + shared + np.where(f.warp_specialized == 1, 0, c.load_issue)
@@ -185,18 +177,18 @@ def _epilogue(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
     store drains by itself, while direct stores hold the warps that issue them. Registers near their
     limit cost a little.
     """
-    side_m, side_n = sides(f, problem)
+    side_m, side_n = decisions.sides(f, problem)
     rows, columns = np.minimum(f.tile_m, side_m), np.minimum(f.tile_n, side_n)
     tile = rows * columns * ELEMENT
-    pressure = registers_needed(f, device) / register_limit(f, device)
-    sharing = f.consumers // tiles_at_once(f)
+    pressure = decisions.registers_needed(f, device) / decisions.register_limit(f, device)
+    sharing = f.consumers // decisions.tiles_at_once(f)
     c = costs(device)
     convert = tile / (c.convert * sharing) * (1 + 0.2 * pressure**4)
     store = tile / np.where(f.epilogue != DIRECT, c.store_tma, c.store_direct)
     latency = np.where(f.epilogue != DIRECT, 300.0, 150.0)  # proxy fence and barrier (estimated)
     cycles = convert + store + latency
     drains = np.where(f.epilogue != DIRECT, store / cycles, 0.1)
-    overlap = np.where((f.acc_buffers == 2) | (tiles_at_once(f) > 1), 0.95, drains)
+    overlap = np.where((f.acc_buffers == 2) | (decisions.tiles_at_once(f) > 1), 0.95, drains)
     part = rows * f.tile_n * 4  # float32, written whole and read once over the cluster
     exchange = c.exchange_sync + part / c.exchange_write + part / c.exchange_read
     cycles = cycles + np.where(f.split_k > 1, exchange, 0.0)
@@ -214,10 +206,10 @@ def _dram_bytes(
     L2.
     """
     m, n, k = problem["M"], problem["N"], problem["K"]
-    side_m, side_n = sides(f, problem)
+    side_m, side_n = decisions.sides(f, problem)
     a, b, c = ELEMENT * 1.0 * side_m * k, ELEMENT * 1.0 * side_n * k, ELEMENT * 1.0 * m * n
     covered = np.minimum(blocks, device.sms) / tiles_n
-    along_m, _ = cluster_shape(f)
+    along_m, _ = decisions.cluster_shape(f)
     band = np.minimum(np.maximum(f.raster_group * along_m, covered), tiles_m)
     panel = np.minimum(band * f.tile_m, side_m) * k * ELEMENT
     hit = np.minimum(1.0, costs(device).l2_share * device.l2_bytes / (b + panel))
@@ -239,13 +231,15 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
     for K splits of small tiles, and of the swapped operands, whose tiles hold all tokens.
     """
     m, n, k = problem["M"], problem["N"], problem["K"]
-    tiles_m, tiles_n, tiles_k, (_, *splits) = (_choices(name) for name in _SIZES)
+    tiles_m, tiles_n, tiles_k, (_, *splits) = (
+        choices(decisions.DECISIONS, name) for name in ("tile_m", "tile_n", "tile_k", "split_k")
+    )
     wide = [t for t in tiles_n if t >= WIDE]
     out = {f"log2_{axis}": (math.log2(problem[axis]) - 9) / 4 for axis in ("M", "N", "K")}
     for unit in sorted({*tiles_n, *tiles_m, 2 * tiles_m[-1]}):
-        out[f"used_m{unit}"] = 2 * m / (-(-m // unit) * unit) - 1
+        out[f"used_m{unit}"] = filled(m, unit)
     for unit in sorted({*wide, *tiles_m, 2 * tiles_m[-1]}):
-        out[f"used_n{unit}"] = 2 * n / (-(-n // unit) * unit) - 1
+        out[f"used_n{unit}"] = filled(n, unit)
     for unit in tiles_k:
         out[f"steps_k{unit}"] = (math.log2(-(-k // unit)) - 6) / 2
     for tile_m in tiles_m:
@@ -253,23 +247,10 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
             tiles = -(-m // tile_m) * -(-n // tile_n)
             shape = f"{tile_m}x{tile_n}"
             out[f"rounds_{shape}"] = (math.log2(-(-tiles // device.sms)) - 3) / 3
-            out[f"full_{shape}"] = _full(tiles, device)
+            out[f"full_{shape}"] = filled(tiles, device.sms)
             if tile_n <= tile_m <= 2 * WIDE:
-                out |= {f"full_{shape}/{s}": _full(tiles * s, device) for s in splits}
+                out |= {f"full_{shape}/{s}": filled(tiles * s, device.sms) for s in splits}
         weights = -(-n // tile_m)
         for split in (1, *splits):
-            out[f"full_{tile_m}/{split}"] = _full(weights * split, device)
+            out[f"full_{tile_m}/{split}"] = filled(weights * split, device.sms)
     return out
-
-
-_SIZES = ("tile_m", "tile_n", "tile_k", "split_k")
-WIDE = 64  # tile_n from which the operands need no swap
-
-
-def _choices(name: str) -> list[int]:
-    return sorted(int(c) for d in DECISIONS if d.name == name for c in d.choices)
-
-
-def _full(blocks: int, device: Device) -> float:
-    """How full the rounds of blocks over the SMs are, from -1 to 1."""
-    return 2 * blocks / (-(-blocks // device.sms) * device.sms) - 1

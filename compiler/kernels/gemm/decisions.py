@@ -21,7 +21,6 @@ ELEMENT = 2  # bytes of a float16 or bfloat16
 MAX_TILE_WASTE = 2  # a tile may be at most this much larger than the padded problem
 MAX_ACCUMULATORS = 192  # of a thread: a full warpgroup of registers leaves room for no more
 BARRIER_BYTES = 1024  # mbarriers and the TMEM slot live in one KiB ahead of the tiles
-BUFFERS = (2, 1, 4)
 SWAPPED_BLOCK = 64  # columns of C that a warpgroup stages of a swapped tile
 NARROW = 32  # columns: tiles with fewer are for swapped operands
 SWAP_ROWS = 512  # of C at most, where swapped operands are offered
@@ -113,11 +112,11 @@ def store_block(columns: Any) -> Any:
 
 
 def staging_bytes(f: Fields, device: Device) -> Any:
-    """Shared memory where C is staged: the whole tile, or blocks of columns a warpgroup, of a
+    """Shared memory where C is staged: the whole tile, or two blocks of columns a warpgroup, of a
     swapped tile one."""
     columns = store_columns(f, device)
     whole = f.tile_m * f.tile_n * ELEMENT * tiles_at_once(f)
-    blocks = whole // columns * f.get("store_buffers", BUFFERS[0]) * store_block(columns)
+    blocks = whole // columns * 2 * store_block(columns)
     blocks = np.where(f.swap == 1, f.consumers * f.tile_n * SWAPPED_BLOCK * ELEMENT, blocks)
     return np.where(f.epilogue == TMA, whole, np.where(f.epilogue == TMA_BLOCKS, blocks, 0))
 
@@ -178,8 +177,7 @@ def consumer_regs(f: Fields) -> Any:
 
 def register_limit(f: Fields, device: Device) -> Any:
     """Registers a consumer thread can have: its setmaxnreg, or an even share of the file."""
-    threads = 32 * warps(f, device)
-    share = np.minimum(device.registers_per_sm // threads // 8 * 8, device.registers_per_thread)
+    share = device.register_share(32 * warps(f, device))
     return np.where(f.producer_regs == 0, share, consumer_regs(f))
 
 

@@ -9,11 +9,9 @@ refills a stage as soon as every warp has released it.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, Role, elect, loop, role, when
-from ptxflow.compiler.ir.storage import frag, mbar, slot
+from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
+from ptxflow.compiler.ir.storage import frag, mbar, part, slot
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, release_one, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
@@ -24,11 +22,6 @@ from ptxflow.compiler.tile.rings import Ring
 
 MMA_M, MMA_K = 64, 16
 FUSED = 16  # accumulators that a direct epilogue takes at a time
-
-
-def build(problem: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel of a strategy."""
-    return Kernel(Tiling(problem, s, device), Plain()).build()
 
 
 class Kernel:
@@ -42,48 +35,32 @@ class Kernel:
         self.blocks_m = self.rows // MMA_M
         self.per_mma = t.s.tile_n // 2
         self.acc = frag("acc", self.blocks_m * self.per_mma, "f32")
+        self.products, self.operand = slot(self.acc), t.dtype  # of MMAs, and of what they take
         self.out = frag("out", 4, "b32")
         self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps // self.turns * t.sharers)
         self.turn = mbar("turn", self.turns, self.warps // self.turns)
         self.store = Store(t)
         self.reduction = SplitK(t, self.warps, self.acc.arg.size, split_piece(t.device))
+        self.filled = t.k_trips.min(t.s.num_stages)  # stages that the first steps of a tile take
         #: the weights of the first stages are loaded while the grids before still run
         self.early = t.problem.chained is not None and "B" in t.problem.chained
 
     def build(self) -> UOp:
         s, t = self.s, self.t
         late = [at.grid_wait()] if self.early and s.warp_specialized else []
-        consumer = Role("consumer", 0, self.warps, regs=self._consumer_regs())
+        consumer = Role("consumer", 0, self.warps, regs=int(consumer_regs(s.fields())))
         roles = [role(consumer, late, self.consume())]
         if s.warp_specialized:
             producer = Role("producer", self.warps, 4, regs=s.producer_regs)
             body = [*self.begin(), t.each_tile("p", self.produce), *t.drain(self.ring)]
             roles.append(role(producer, elect(WARP.eq(self.warps), body)))
         after = self.reduction.after(self.reduce)
-        info = KernelInfo(
-            name=t.entry,
-            arch=t.device.arch,
-            warps=self.warps + 4 * s.warp_specialized,
-            cluster=t.cluster_size,
-            params=t.params,
-            storage=t.storage(
-                self.ring.full,
-                self.ring.empty,
-                *([self.turn] if self.turns > 1 else []),
-                self.acc,
-                self.out,
-                *self.reduction.storage,
-                *self.fused.registers.storage,
-            ),
-            dependent=self.early,
-            chained=t.problem.chained if self.early else None,
-        )
+        bars = self.ring.full, self.ring.empty, *([self.turn] if self.turns > 1 else [])
+        held = self.acc, self.out, *self.reduction.storage, *self.fused.registers.storage
+        attrs = {"dependent": True, "chained": t.problem.chained} if self.early else {}
+        info = t.info(*bars, *held, **attrs)
         ahead = [at.grid_launch_dependents()] if self.early else []
-        maps = t.ask_maps(self.warps - 1)
-        return finish(info, *ahead, *roles, *after, meet=False, first=maps)
-
-    def _consumer_regs(self) -> int:
-        return int(consumer_regs(self.s.fields()))
+        return finish(info, *ahead, *roles, *after, meet=False)
 
     # -- loading -------------------------------------------------------------------------------
 
@@ -99,11 +76,6 @@ class Kernel:
         first = self.filled.min(self.t.my_tiles * self.s.num_stages)
         weights, others = self.halves(first, *self.t.origin(self.t.my_cluster))
         return [weights, at.grid_wait(), others]
-
-    @property
-    def filled(self) -> UOp:
-        """Stages that the first steps of a tile take."""
-        return self.t.k_trips.min(self.s.num_stages)
 
     def halves(self, stages: UOp, m0: UOp, n0: UOp) -> tuple[UOp, UOp]:
         """The loads of the first stages: of the weights, and of the other operand."""
@@ -203,14 +175,14 @@ class Kernel:
 
     def mma(self, stage: UOp, k: UOp) -> list[UOp]:
         t, out = self.t, []
-        steps = range(0, self.s.tile_k, MMA_K)
-        order = [(i, step) for step in steps for i in range(self.blocks_m)]
-        for i, step in sorted(order) if self.s.get("issue", "steps") == "rows" else order:
-            first = self.first_row(i) * t.a.swizzle
-            a = k_major(t.a, t.a_smem, stage, step, first, MMA_M)
-            b = k_major(t.b, t.b_smem, stage, step)
-            go_on = const(1) if step else k.ne(0)
-            out.append(wgmma(self.accumulators(i, 0, self.per_mma), a, b, go_on, t.dtype))
+        for step in range(0, self.s.tile_k, MMA_K):
+            for i in range(self.blocks_m):
+                first = self.first_row(i) * t.a.swizzle
+                a = k_major(t.a, t.a_smem, stage, step, first, MMA_M)
+                b = k_major(t.b, t.b_smem, stage, step)
+                go_on = const(1) if step else k.ne(0)
+                products = part(self.products, i * self.per_mma, self.per_mma)
+                out.append(wgmma(products, a, b, go_on, self.operand))
         return out
 
     def accumulators(self, block: int, first: int, count: int) -> UOp:

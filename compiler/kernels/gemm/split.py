@@ -9,8 +9,6 @@ through global memory, and the result does not depend on timing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp
@@ -22,38 +20,18 @@ QUAD = 4  # registers that one access moves
 QUAD_BYTES = 32 * QUAD * 4  # of a warp
 
 
-@dataclass(frozen=True)
 class SplitK:
     """The exchange of `held` accumulators a thread of `warps` warps, in pieces of `piece`."""
 
-    t: Tiling
-    warps: int
-    held: int
-    piece: int
-
-    @cached_property
-    def parts(self) -> UOp:
-        """A piece of every CTA's part."""
-        return frag("part", self.piece * self.t.s.split_k, "f32")
-
-    @cached_property
-    def arrived(self) -> UOp:
-        """Completes when every part of this CTA's share is there."""
-        return mbar("parts", 1, 1)
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        return (self.parts, self.arrived) if self.t.split else ()
-
-    @property
-    def quads(self) -> int:
-        """Of a thread, in the share of one CTA."""
-        return self.held // QUAD // self.t.reducers
-
-    @property
-    def _part_bytes(self) -> int:
-        """What one CTA sends to one that sums."""
-        return self.warps * self.quads * QUAD_BYTES
+    def __init__(self, t: Tiling, warps: int, held: int, piece: int):
+        self.t, self.warps, self.piece = t, warps, piece
+        # a piece of every CTA's part; and what completes when all of this CTA's share are there
+        self.parts = frag("part", piece * int(t.s.split_k), "f32")
+        self.arrived = mbar("parts", 1, 1)
+        self.storage = (self.parts, self.arrived) if t.split else ()
+        self.quads = held // QUAD // t.reducers  # of a thread, in the share of one CTA
+        self._part_bytes = warps * self.quads * QUAD_BYTES  # that one CTA sends to one that sums
+        self._sums = CTA_RANK < t.reducers  # noqa: SIM300  a UOp compares one way
 
     def begin(self) -> list[UOp]:
         """Before the K loop: expect the parts."""
@@ -62,10 +40,6 @@ class SplitK:
         size = self._part_bytes * self.t.s.split_k
         expect = at.mbar_arrive_expect(slot(self.arrived), bytes=size)
         return [elect(WARP.eq(0) & self._sums, expect)]
-
-    @property
-    def _sums(self) -> UOp:
-        return CTA_RANK < self.t.reducers  # noqa: SIM300  a UOp compares one way
 
     def publish(self, values: UOp, first: int, count: int) -> list[UOp]:
         """Registers 0..count-1 of `values`, which are the thread's accumulators from `first` on."""

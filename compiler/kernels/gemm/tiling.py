@@ -7,16 +7,14 @@ swapped. The M side holds tensor `left`, the N side tensor `right`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.family import Fields, Problem, Strategy
 from ptxflow.compiler.ir.nodes import (
     CTA_RANK,
     CTAID,
-    WARP,
     UOp,
     Value,
     const,
@@ -25,22 +23,10 @@ from ptxflow.compiler.ir.nodes import (
     value,
     var,
 )
-from ptxflow.compiler.ir.statements import Body, elect, loop
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop
 from ptxflow.compiler.ir.storage import global_tensor, slot, smem
-from ptxflow.compiler.kernels.gemm.decisions import (
-    BUFFERS,
-    CLUSTERS,
-    DIRECT,
-    ELEMENT,
-    PINGPONG,
-    SWAPPED_BLOCK,
-    TMA,
-    partial_bytes,
-    reducers,
-    store_block,
-    store_columns,
-    swizzle,
-)
+from ptxflow.compiler.kernels.gemm import decisions
+from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, SWAPPED_BLOCK, TMA
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
@@ -53,120 +39,72 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@dataclass(frozen=True)
 class Tiling:
     """The geometry of one GEMM kernel: a strategy applied to a problem.
 
-    K counts 16 bits of A and B, `unit` elements of their tensor maps' type.
+    `inputs` are tensors that are read beside A and B. K counts 16 bits of A and B, `unit` elements
+    of their tensor maps' type.
     """
 
-    problem: Problem
-    s: Strategy
-    device: Device
-    inputs: tuple[str, ...] = ()  # tensors that are read beside A and B
-    unit: int = 1
-
-    @property
-    def entry(self) -> str:
-        return self.problem.family
+    def __init__(
+        self,
+        problem: Problem,
+        s: Strategy,
+        device: Device,
+        inputs: tuple[str, ...] = (),
+        unit: int = 1,
+    ):
+        self.problem, self.s, self.device, self.inputs, self.unit = problem, s, device, inputs, unit
+        f, ctas = s.fields(), int(s.split_k)
+        self.entry, self.dtype = problem.family, PTX_TYPE[problem.dtype]
+        self.split, self.pair, self.swapped = ctas > 1, s.cta_group == 2, bool(s.swap)
+        # tensors on the M side and the N side of the MMA
+        self.left, self.right = ("B", "A") if self.swapped else ("A", "B")
+        # tiles that the block's warpgroups work on at a time
+        self.at_once = int(s.consumers) if s.schedule == decisions.PINGPONG else 1
+        self.warps = int(decisions.warps(f, device))
+        self._clusters(ctas)
+        self._steps(ctas)
+        # bytes of the operands' swizzle atom; a stage of each, of which a CTA of a pair holds half
+        self.swizzle = int(decisions.swizzle(f))
+        self.a = SmemTile(s.tile_m, s.tile_k, ELEMENT, self.swizzle)
+        self.b = SmemTile(s.tile_n // s.cta_group, s.tile_k, ELEMENT, self.swizzle)
+        self.staged = bool(s.epilogue != decisions.DIRECT)
+        self.c = self._staging(f)
+        self.c_buffers = 1 if s.epilogue == TMA or self.swapped else 2  # of a warpgroup
+        # bytes that land on one full barrier in a turn: both CTAs' halves for a pair
+        self.stage_bytes = (self.a.bytes + self.b.bytes) * int(s.cta_group)
+        self.a_smem = smem("a", self.a.bytes, s.num_stages)
+        self.b_smem = smem("b", self.b.bytes, s.num_stages)
+        self.c_smem = smem("c", self.c.bytes, s.consumers * self.c_buffers)
+        # CTAs of a K split that sum its parts, and these in float32, one from each of all
+        self.reducers = int(decisions.reducers(f, device))
+        self.partial = smem("partial", int(decisions.partial_bytes(f, device)))
 
     # -- the cluster and the grid --------------------------------------------------------------
 
-    @cached_property
-    def cluster(self) -> tuple[int, int]:
-        """CTAs along M and N."""
-        return CLUSTERS[self.s.cluster]
+    def _clusters(self, ctas: int) -> None:
+        """CTAs along M and N, and what tiles of a cluster cover."""
+        s, (along_m, along_n) = self.s, decisions.CLUSTERS[self.s.cluster]
+        self.cluster, self.sharers = (along_m, along_n), along_m * along_n  # of neighbouring tiles
+        self.cluster_size, self.multicast = self.sharers * ctas, self.sharers > 1 and not self.pair
+        m, n = s.tile_m * along_m, s.tile_n * along_n
+        # rows and columns of C in the tiles of a cluster
+        self.cluster_rows, self.cluster_columns = (n, m) if self.swapped else (m, n)
+        self.my_cluster = CTAID // self.cluster_size if self.cluster_size > 1 else CTAID
+        self.clusters = special("ctas") // self.cluster_size  # in the grid
+        self.tiles_n = const(ceil_div(self.problem["N"], self.cluster_columns), "tiles_n")
+        # from the run-time M
+        self.tiles_m = (param("M") + (self.cluster_rows - 1)) // self.cluster_rows
+        tiles = self.tiles_m * self.tiles_n
+        mine = (tiles + self.clusters - 1 - self.my_cluster) // self.clusters
+        self.my_tiles = mine if s.persistent else const(1)  # that this block computes
 
-    @property
-    def sharers(self) -> int:
-        """CTAs of a cluster that work on neighbouring tiles."""
-        return self.cluster[0] * self.cluster[1]
-
-    @property
-    def cluster_size(self) -> int:
-        return self.sharers * int(self.s.split_k)
-
-    @property
-    def split(self) -> bool:
-        return bool(self.s.split_k > 1)
-
-    @property
-    def pair(self) -> bool:
-        return bool(self.s.cta_group == 2)
-
-    @property
-    def multicast(self) -> bool:
-        return self.sharers > 1 and not self.pair
-
-    @property
-    def at_once(self) -> int:
-        """Tiles that the block's warpgroups work on at a time."""
-        return self.s.consumers if self.s.schedule == PINGPONG else 1
-
-    @property
-    def swapped(self) -> bool:
-        return bool(self.s.swap)
-
-    @property
-    def left(self) -> str:
-        """The tensor on the M side of the MMA."""
-        return "B" if self.swapped else "A"
-
-    @property
-    def right(self) -> str:
-        return "A" if self.swapped else "B"
-
-    @property
-    def cluster_rows(self) -> int:
-        """Rows of C in the tiles of a cluster."""
-        rows, columns = self._cluster_tile
-        return columns if self.swapped else rows
-
-    @property
-    def cluster_columns(self) -> int:
-        rows, columns = self._cluster_tile
-        return rows if self.swapped else columns
-
-    @property
-    def _cluster_tile(self) -> tuple[int, int]:
-        return self.s.tile_m * self.cluster[0], self.s.tile_n * self.cluster[1]
-
-    @property
-    def dtype(self) -> str:
-        return PTX_TYPE[self.problem.dtype]
-
-    @property
-    def k_trips(self) -> UOp:
-        """K steps of this CTA, for one tile."""
-        return self._k_edge(1) - self.k_first if self.split else self._all_k
-
-    @property
-    def k_first(self) -> UOp:
-        """The first K step of this CTA."""
-        return self._k_edge(0) if self.split else const(0)
-
-    @property
-    def _all_k(self) -> UOp:
-        return const(ceil_div(self.problem["K"], self.s.tile_k), "k_trips")
-
-    def _k_edge(self, after: int) -> UOp:
-        """Where the share of this CTA (or of the one after it) begins: even to one step."""
-        ctas: int = self.s.split_k
-        return self._all_k * (CTA_RANK + after) // ctas
-
-    @cached_property
-    def tiles_n(self) -> UOp:
-        """Tiles of a cluster along the columns of C."""
-        return const(ceil_div(self.problem["N"], self.cluster_columns), "tiles_n")
-
-    @cached_property
-    def tiles_m(self) -> UOp:
-        """Tiles of a cluster along the rows of C, from the run-time M."""
-        return (param("M") + (self.cluster_rows - 1)) // self.cluster_rows
-
-    @property
-    def my_cluster(self) -> UOp:
-        return CTAID // self.cluster_size if self.cluster_size > 1 else CTAID
+    def _steps(self, ctas: int) -> None:
+        """K steps of this CTA for one tile, and the first of them; shares are even to one step."""
+        all_k = const(ceil_div(self.problem["K"], self.s.tile_k), "k_trips")
+        self.k_first = all_k * CTA_RANK // ctas if self.split else const(0)
+        self.k_trips = all_k * (CTA_RANK + 1) // ctas - self.k_first if self.split else all_k
 
     def each_tile(
         self, name: str, body: Callable[[UOp, UOp], Body], first: Value = 0, step: int = 1
@@ -177,27 +115,6 @@ class Tiling:
         j = var(f"tile_{name}")
         each = body(self.my_cluster + j * self.clusters, j)
         return [loop(j, self.my_tiles, each, start=first, step=step)]
-
-    @property
-    def clusters(self) -> UOp:
-        """In the grid."""
-        ctas = special("ctas")
-        return ctas // self.cluster_size
-
-    @property
-    def my_tiles(self) -> UOp:
-        """How many tiles this block computes."""
-        if not self.s.persistent:
-            return const(1)
-        tiles = self.tiles_m * self.tiles_n
-        return (tiles + self.clusters - 1 - self.my_cluster) // self.clusters
-
-    def ask_maps(self, warp: int) -> list[UOp]:
-        """A thread of a warp asks for the tensor maps, before anything else."""
-        if not self.s.get("ask_maps", 0):
-            return []
-        maps = [at.prefetch_map(param(name)) for name, kind in self.params if kind == "map"]
-        return [elect(WARP.eq(warp), maps)]
 
     def drain(self, ring: Ring) -> list[UOp]:
         """Before a thread that loads ends: peers release stages of this CTA until then."""
@@ -230,78 +147,25 @@ class Tiling:
 
     # -- shared memory -------------------------------------------------------------------------
 
-    @property
-    def swizzle(self) -> int:
-        """Bytes of the operands' swizzle atom."""
-        return int(swizzle(self.s.fields()))
-
-    @cached_property
-    def a(self) -> SmemTile:
-        """A stage of the left operand."""
-        return SmemTile(self.s.tile_m, self.s.tile_k, ELEMENT, self.swizzle)
-
-    @cached_property
-    def b(self) -> SmemTile:
-        """A stage of the right operand, of which a CTA of a pair holds half."""
-        rows = self.s.tile_n // self.s.cta_group
-        return SmemTile(rows, self.s.tile_k, ELEMENT, self.swizzle)
-
-    @cached_property
-    def c(self) -> SmemTile:
+    def _staging(self, f: Fields) -> SmemTile:
         """What one warpgroup stages at a time: its part of the tile, or a block of its columns."""
-        f = self.s.fields()
+        s = self.s
         if self.swapped:
-            own = self.s.tile_m * self.at_once // self.s.consumers
-            held = own if self.s.epilogue == TMA else SWAPPED_BLOCK
-            return SmemTile(self.s.tile_n, held, ELEMENT, SWAPPED_BLOCK * ELEMENT)
-        columns = int(store_columns(f, self.device))
-        wide = int(store_block(columns))
-        rows = self.s.tile_m * self.s.tile_n * self.at_once // (self.s.consumers * columns)
-        held = columns if self.s.epilogue == TMA else wide
-        return SmemTile(rows, held, ELEMENT, wide * ELEMENT)
+            own = s.tile_m * self.at_once // s.consumers
+            held = own if s.epilogue == TMA else SWAPPED_BLOCK
+            return SmemTile(s.tile_n, held, ELEMENT, SWAPPED_BLOCK * ELEMENT)
+        columns = int(decisions.store_columns(f, self.device))
+        wide = int(decisions.store_block(columns))
+        rows = s.tile_m * s.tile_n * self.at_once // (s.consumers * columns)
+        return SmemTile(rows, columns if s.epilogue == TMA else wide, ELEMENT, wide * ELEMENT)
 
-    @property
-    def c_buffers(self) -> int:
-        """Staging buffers of a warpgroup."""
-        alone = self.s.epilogue == TMA or self.swapped
-        return 1 if alone else int(self.s.get("store_buffers", BUFFERS[0]))
-
-    @cached_property
-    def a_smem(self) -> UOp:
-        return smem("a", self.a.bytes, self.s.num_stages)
-
-    @cached_property
-    def b_smem(self) -> UOp:
-        return smem("b", self.b.bytes, self.s.num_stages)
-
-    @cached_property
-    def c_smem(self) -> UOp:
-        return smem("c", self.c.bytes, self.s.consumers * self.c_buffers)
-
-    @property
-    def staged(self) -> bool:
-        return bool(self.s.epilogue != DIRECT)
-
-    @property
-    def stage_bytes(self) -> int:
-        """Bytes that land on one full barrier in a turn: both CTAs' halves for a pair."""
-        ctas: int = self.s.cta_group
-        return (self.a.bytes + self.b.bytes) * ctas
-
-    @property
-    def reducers(self) -> int:
-        """CTAs of a K split that sum its parts."""
-        return int(reducers(self.s.fields(), self.device))
-
-    @cached_property
-    def partial(self) -> UOp:
-        """float32 parts of this CTA's share of the tile, one from each CTA of a K split."""
-        return smem("partial", int(partial_bytes(self.s.fields(), self.device)))
-
-    def storage(self, *more: UOp) -> tuple[UOp, ...]:
+    def info(self, *storage: UOp, **attrs: Any) -> KernelInfo:
+        """Of the kernel, with storage before that of operands and of C."""
         staging = (self.c_smem,) if self.staged else ()
         partial = (self.partial,) if self.split else ()
-        return (*more, self.a_smem, self.b_smem, *staging, *partial)
+        storage = (*storage, self.a_smem, self.b_smem, *staging, *partial)
+        arch, size = self.device.arch, self.cluster_size
+        return KernelInfo(self.entry, arch, self.warps, size, self.params, storage, **attrs)
 
     # -- loads ---------------------------------------------------------------------------------
 
@@ -367,8 +231,9 @@ class Tiling:
         inputs = ((name, "ptr") for name in self.inputs)
         return (("A_map", "map"), ("B_map", "map"), *inputs, output, ("M", "u32"))
 
-    def launch(self, smem_bytes: int, warps: int) -> Launch:
+    def launch(self) -> Launch:
         """Grid, parameters and tensor maps as expressions over M."""
+        shared = int(decisions.smem_bytes(self.s.fields(), self.device))
         n, k = self.problem["N"], self.problem["K"]
         size = self.cluster_size
         tiles_n = self.tiles_n.arg[0]
@@ -393,4 +258,4 @@ class Tiling:
         if self.staged:
             given["C_map"] = over("C", "M", n)
         grid = clusters if size == 1 else f"({clusters}) * {size}"
-        return launch_of(self.entry, grid, warps, self.params, given, smem_bytes, size)
+        return launch_of(self.entry, grid, self.warps, self.params, given, shared, size)

@@ -1,6 +1,6 @@
 """The wide space of a GEMM: finer tiles, operands swapped at any M, and how operands are brought.
 
-It has 10^9 strategies for a workload and more. The listed space is a part of it, and all of it is
+It has 10^7 to 10^8 strategies for a workload. The listed space is a part of it, and all of it is
 built, validated and emulated alike.
 """
 
@@ -13,17 +13,7 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Fields, Problem, Wide, rule
 from ptxflow.compiler.kernels.gemm import decisions as listed
-from ptxflow.compiler.kernels.gemm.decisions import (
-    BUFFERS,
-    DIRECT,
-    SWAPPED_BLOCK,
-    TILE_N,
-    TMA,
-    TMA_BLOCKS,
-    accumulators,
-    sides,
-    tiles_at_once,
-)
+from ptxflow.compiler.kernels.gemm.decisions import DIRECT, SWAPPED_BLOCK, TMA
 
 GROUPS = (*range(1, 17), *range(18, 33, 2))
 STEP = 8  # of tile_n
@@ -39,44 +29,45 @@ DECISIONS = (
     Decision("raster_group", GROUPS, "rows of tiles walked together"),
     Decision("walk", ("rows", "columns"), "whose groups of tiles are walked together"),
     Decision("in_flight", (1, 0), "steps whose MMAs a warpgroup leaves unfinished (wgmma)"),
-    Decision("issue", ("steps", "rows"), "MMAs of a stage: along K for all rows, or row by row"),
     Decision("promotion", (128, 256), "bytes that L2 fetches where it lacks a line of an operand"),
     Decision("apart", (0, 1, 2, 4, 8), "steps of K between where clusters begin"),
-    Decision("store_buffers", BUFFERS, "blocks of columns of C that a warpgroup stages at a time"),
-    Decision("ask_maps", (0, 1), "tensor maps are asked for before barriers are there"),
     Decision("grid", ("full", "even"), "persistent CTAs: one an SM, or as few as take no longer"),
 )
 
 
 def _smaller(f: Fields, p: Problem, d: Device) -> Any:
     """Whether the next smaller tile_n, of the listed ones or of all, leaves something over."""
-    coarse = np.isin(f.tile_n, TILE_N) & (listed.smaller_tile_n(f, d) < sides(f, p)[1])
-    return coarse | (f.tile_n - STEP < sides(f, p)[1])
+    coarse = np.isin(f.tile_n, listed.TILE_N) & (
+        listed.smaller_tile_n(f, d) < listed.sides(f, p)[1]
+    )
+    return coarse | (f.tile_n - STEP < listed.sides(f, p)[1])
 
 
 def _rows(f: Fields, p: Problem, d: Device) -> Any:
     """Whether warpgroups have whole MMAs of 64 rows, and registers for their sums."""
-    whole = f.tile_m * tiles_at_once(f) % (64 * f.consumers) == 0
-    return d.has_tmem | (whole & (accumulators(f, d) <= ACCUMULATORS))
+    whole = f.tile_m * listed.tiles_at_once(f) % (64 * f.consumers) == 0
+    return d.has_tmem | (whole & (listed.accumulators(f, d) <= ACCUMULATORS))
 
 
 def _registers(f: Fields, p: Problem, d: Device) -> Any:
     """Whether registers suffice, of which an epilogue that stages C takes few."""
     limit = listed.register_limit(f, d)
     staged = (not d.has_tmem) & (f.epilogue != DIRECT)
-    few = staged & (accumulators(f, d) + BESIDE <= limit)
+    few = staged & (listed.accumulators(f, d) + BESIDE <= limit)
     return few | (listed.registers_needed(f, d) <= limit)
 
 
 def _four(f: Fields, p: Problem, d: Device) -> Any:
     """Whether what four warpgroups begin with holds their accumulators."""
-    return (f.consumers < 3) | (f.warp_specialized == 0) | (accumulators(f, d) <= HELD_BY_FOUR)
+    return (
+        (f.consumers < 3) | (f.warp_specialized == 0) | (listed.accumulators(f, d) <= HELD_BY_FOUR)
+    )
 
 
 def _swapped(f: Fields, p: Problem, d: Device) -> Any:
     """Whether swapped tiles are stored from registers, or by wgmma's warpgroups transposed into
     shared memory: whole, or a block at a time of several."""
-    several = f.tile_m * tiles_at_once(f) // f.consumers > SWAPPED_BLOCK
+    several = f.tile_m * listed.tiles_at_once(f) // f.consumers > SWAPPED_BLOCK
     staged = (not d.has_tmem) & (f.tile_n >= 16) & ((f.epilogue == TMA) | several)
     return (f.swap == 0) | (f.epilogue == DIRECT) | staged
 
@@ -88,17 +79,11 @@ def _unfinished(f: Fields, p: Problem, d: Device) -> Any:
 
 def _walked(f: Fields, p: Problem, d: Device) -> Any:
     """Whether half a group leaves tiles over, and only groups have a direction."""
-    side_m, side_n = sides(f, p)
+    side_m, side_n = listed.sides(f, p)
     tiles = np.where(f.walk == "rows", -(-side_m // f.tile_m), -(-side_n // f.tile_n))
     return ((f.raster_group == 1) & (f.walk == "rows")) | (
         (f.raster_group > 1) & (f.raster_group < 2 * tiles)
     )
-
-
-def _several(f: Fields, p: Problem, d: Device) -> Any:
-    """Whether a warpgroup has more than the 64 rows of one wgmma."""
-    rows = f.tile_m * tiles_at_once(f) // f.consumers
-    return (f.issue == "steps") | ((not d.has_tmem) & (rows > 64))
 
 
 RULES = (
@@ -113,8 +98,7 @@ RULES = (
     rule(listed.SWAPPED, "swap tile_m tile_n consumers schedule epilogue", _swapped),
     rule(
         listed.SHARED,
-        "cta_group swap tile_m tile_n consumers schedule tile_k split_k epilogue num_stages "
-        "store_buffers",
+        "cta_group swap tile_m tile_n consumers schedule tile_k split_k epilogue num_stages",
         lambda f, p, d: listed.smem_bytes(f, d) <= d.smem_per_block,
     ),
     rule(
@@ -136,14 +120,6 @@ RULES = (
         "no step is left unfinished by warps of wgmma that do not load",
         "warp_specialized in_flight",
         _unfinished,
-    ),
-    rule("the order of rows is for several", "tile_m consumers schedule issue", _several),
-    rule(
-        "buffers are counted where blocks of columns of tiles that are not swapped are staged",
-        "swap epilogue store_buffers",
-        lambda f, p, d: (
-            (f.store_buffers == BUFFERS[0]) | ((f.epilogue == TMA_BLOCKS) & (f.swap == 0))
-        ),
     ),
     rule(
         "a grid is even where it is persistent",

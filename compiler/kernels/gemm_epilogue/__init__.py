@@ -7,13 +7,11 @@ from ptxflow.compiler.family import Family, Problem, Strategy
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import gemm
 from ptxflow.compiler.kernels.gemm import blackwell, hopper
-from ptxflow.compiler.kernels.gemm.decisions import smem_bytes, warps
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm_epilogue.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gemm_epilogue.decisions import DECISIONS, RULES, resources
 from ptxflow.compiler.kernels.gemm_epilogue.fused import Fused
 from ptxflow.compiler.kernels.gemm_epilogue.problem import inputs, problem
-from ptxflow.compiler.launch import Launch
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
@@ -21,13 +19,6 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
     t = Tiling(p, s, device, inputs(p))
     kernel = blackwell.Kernel if device.has_tmem else hopper.Kernel
     return kernel(t, Fused(t)).build()
-
-
-def launch(p: Problem, s: Strategy, device: Device) -> Launch:
-    """Grid and parameters, as expressions over M."""
-    f = s.fields()
-    t = Tiling(p, s, device, inputs(p))
-    return t.launch(int(smem_bytes(f, device)), int(warps(f, device)))
 
 
 GEMM_EPILOGUE = Family(
@@ -42,7 +33,7 @@ GEMM_EPILOGUE = Family(
     costs=COSTS,
     build=build,
     trips=gemm.trips,
-    launch=launch,
+    launch=lambda p, s, d: Tiling(p, s, d, inputs(p)).launch(),
     trial=gemm.trial,
     trials=gemm.trials,
 )

@@ -6,16 +6,21 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trials
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import gemm
-from ptxflow.compiler.kernels.gemm.decisions import smem_bytes, warps
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm_fp8 import blackwell, hopper
 from ptxflow.compiler.kernels.gemm_fp8.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gemm_fp8.decisions import DECISIONS, RULES, resources, strategy
-from ptxflow.compiler.kernels.gemm_fp8.problem import FOLLOWING, WORD, problem, sized, words
-from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.kernels.gemm_fp8.problem import (
+    BLOCK,
+    FOLLOWING,
+    WORD,
+    problem,
+    sized,
+    words,
+)
 
 
 def tiling(p: Problem, s: Strategy, device: Device) -> Tiling:
@@ -29,18 +34,6 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
     return make(tiling(p, s, device)).build()
 
 
-def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
-    """A GEMM's."""
-    return gemm.trips(words(p), strategy(s, device), device)
-
-
-def launch(p: Problem, s: Strategy, device: Device) -> Launch:
-    """Grid and parameters, as expressions over M."""
-    t = tiling(p, s, device)
-    f = t.s.fields()
-    return t.launch(int(smem_bytes(f, device)), int(warps(f, device)))
-
-
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """A GEMM's, of whole blocks of K."""
     plain = gemm.trial(words(p), strategy(s, device), device)
@@ -50,7 +43,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """A GEMM's, whose steps are blocks of K."""
+    """A GEMM's, whose steps are blocks of K, with more than one block of columns."""
     plain = gemm.trials(words(p), strategy(s, device), device)
 
     def of(axes: Mapping[str, int]) -> dict[str, int]:
@@ -58,7 +51,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return {n: v for n, v in new.items() if FOLLOWING.get(n, n) in axes}
 
     sizes = tuple(replace(size, axes=of(size.axes)) for size in plain.sizes)
-    return Trials(tuple(map(of, plain.shapes)), sizes)
+    least = min(BLOCK + 1, p["N"])
+    return Trials(tuple(of(shape) for shape in plain.shapes if shape["N"] >= least), sizes)
 
 
 GEMM_FP8 = Family(
@@ -72,8 +66,8 @@ GEMM_FP8 = Family(
     features=features,
     costs=COSTS,
     build=build,
-    trips=trips,
-    launch=launch,
+    trips=lambda p, s, d: gemm.trips(words(p), strategy(s, d), d),
+    launch=lambda p, s, d: tiling(p, s, d).launch(),
     trial=trial,
     trials=trials,
 )

@@ -21,10 +21,9 @@ from ptxflow.compiler.kernels.gemm_fp8.problem import BLOCK
 class Kernel(blackwell.Kernel):
     """A GEMM whose accumulators are handed over block of K by block of K."""
 
-    reuses, operand = True, "e4m3"
-
     def __init__(self, t: Tiling):
         super().__init__(t, Plain())
+        self.reuses, self.operand = True, "e4m3"
         self.r = self.fused.registers
         self.blocks, self.own, *_ = self._share()  # blocks of 128 rows, columns of a warpgroup
         self.held = self.r("held", self.blocks * self.own)

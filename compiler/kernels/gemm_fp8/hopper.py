@@ -14,7 +14,6 @@ from ptxflow.compiler.kernels.gemm import hopper
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm_fp8.problem import BLOCK, WORD
-from ptxflow.compiler.tile.operands import k_major, wgmma
 from ptxflow.compiler.tile.tensors import load_global
 
 
@@ -44,7 +43,8 @@ class Kernel(hopper.Kernel):
         super().__init__(t, Plain())
         self.r = self.fused.registers
         self.acc = frag("acc", self.acc.arg.size, "b32")
-        self.sums = self.r("sums", self.acc.arg.size)
+        self.sums = self.products = self.r("sums", self.acc.arg.size)
+        self.operand = "e4m3"
         self.wide = gcd(t.s.tile_n, BLOCK)  # columns that share B's scale, wherever tiles begin
         self.tokens = t.s.tile_n // 4 if t.swapped else 2 * self.blocks_m  # of a lane
         self.weights = self.blocks_m if t.swapped else t.s.tile_n // self.wide
@@ -64,7 +64,7 @@ class Kernel(hopper.Kernel):
         step: list[Body] = [
             self.ring.wait_full(use),
             at.wgmma_fence(),
-            self.mma(self.ring.stage(use), k),
+            self.mma(self.ring.stage(use), const(0)),
             at.wgmma_commit(),
             [
                 at.scale_f32(part(factor, w * count, count), tokens, part(weights, w, 1))
@@ -77,17 +77,6 @@ class Kernel(hopper.Kernel):
         ]
         loop_k = loop(k, self.t.k_trips, step)
         return [at.mov(acc, 0), load(const(0)), loop_k, self.epilogue(m0, n0, sequence)]
-
-    def mma(self, stage: UOp, k: UOp) -> list[UOp]:
-        t, out = self.t, []
-        for step in range(0, self.s.tile_k, hopper.MMA_K):
-            for i in range(self.blocks_m):
-                first = self.first_row(i) * t.a.swizzle
-                a = k_major(t.a, t.a_smem, stage, step, first, hopper.MMA_M)
-                b = k_major(t.b, t.b_smem, stage, step)
-                sums = part(self.sums, i * self.per_mma, self.per_mma)
-                out.append(wgmma(sums, a, b, const(int(step > 0)), "e4m3"))
-        return out
 
     def load_scales(self, tokens: UOp, weights: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
         """Of a lane's rows and columns of the fragment, in a block of K."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.attention import few, sized
+from ptxflow.compiler.kernels.attention import few, held_of, sized
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
 from ptxflow.compiler.kernels.gqa_decode.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.gqa_decode.combine import Combine
 from ptxflow.compiler.kernels.gqa_decode.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.gqa_decode.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.kernels.gqa_decode.decisions import DECISIONS, RULES, SYNC, resources
 from ptxflow.compiler.kernels.gqa_decode.hopper import Hopper
 from ptxflow.compiler.kernels.gqa_decode.kernel import Chunks
 from ptxflow.compiler.kernels.gqa_decode.problem import problem
-from ptxflow.compiler.kernels.gqa_decode.shape import STATS
-from ptxflow.compiler.kernels.gqa_decode.span import ENTRY, Span
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import SYNC
+from ptxflow.compiler.kernels.gqa_decode.shape import ENTRY, STATS, Span
 from ptxflow.compiler.launch import Launch, Workspace, launch_of
 from ptxflow.compiler.lower import layout
 
@@ -53,7 +51,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     turn = c.loads * (c.warps // c.blocks_per_cta)
     for chunks in sorted({0, 1, c.loads, turn, turn + 1, 2 * turn + 1}):
         written = (("output", rows, span), ("lse", rows, 1)) if chunks != 1 else ()
-        held = (("batch_size", 1), *_length(k.page_size, chunks * k.chunk, "c_"))
+        held = (("batch_size", 1), *held_of(k.page_size, chunks * k.chunk, "c_").items())
         out.append(Trip(f"{chunks} chunks", held, written, COMBINE))
     return out
 
@@ -72,18 +70,9 @@ def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
         written = (("sums", units, k.row_floats), ("stats", units, STATS))
     elif tokens:
         written = (("output", rows, k.size), ("lse", rows, 1))
-    length = _length(k.page_size, start + tokens, "")
+    length = held_of(k.page_size, start + tokens)
     name = f"{tokens} tokens behind {start}" if start else f"{tokens} tokens"
-    return Trip(name, (*values.items(), *length), written, ENTRY)
-
-
-def _length(page_size: int, tokens: int, prefix: str) -> tuple[tuple[str, int], ...]:
-    """What registers hold of a sequence of so many tokens."""
-    pages = -(-tokens // page_size)
-    out = ((f"{prefix}begin", 0), (f"{prefix}end", pages))
-    if page_size == 1:
-        return out
-    return (*out, (f"{prefix}last", tokens - (pages - 1) * page_size if pages else 0))
+    return Trip(name, tuple((values | length).items()), written, ENTRY)
 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
@@ -115,23 +104,23 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two groups of key heads: sequences of several chunks; many sequences, few of which have a
-    page, and whose look-up takes several steps, of which the last is summed up."""
+    """Two groups of key heads: a sequence of more chunks than are summed at a time; two of several;
+    many, few of which have a page, and whose look-up takes several steps, of which the last is
+    summed up."""
     k = kernel(p, s, device)
     groups = -(-k.key_heads // k.heads)
     shapes = tuple(
-        {"num_kv_heads": n * k.heads, "num_qo_heads": n * k.heads * k.group}
-        for n in few(groups)
-        if n > 1 or groups == 1
+        {"num_kv_heads": n * k.heads, "num_qo_heads": n * k.heads * k.group} for n in few(groups)
     )
 
     def size(batch: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, batch, 0, tokens, least=2), None, some)
 
-    many = 9 * k.chunk + 5
+    together = int(s.sum_chunks) * (int(s.sum_warps) if s.sum_split else 1)
+    many = (min(together, 8) + 1) * k.chunk + 5
     sizes = (
-        size(2, 3 * k.chunk + k.tile + 3),
         size(1, many, () if many < MANY else (2, 8)),
+        size(2, 3 * k.chunk + k.tile + 3),
         size(131, 24 * k.page_size),
     )
     return Trials(shapes, sizes)

@@ -14,9 +14,9 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import WARP, UOp, Value, const, value, var
 from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
 from ptxflow.compiler.ir.storage import mbar, slot, tmem
+from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS, ROWS
 from ptxflow.compiler.kernels.gqa_decode.probs import Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, ROWS
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.operands import tcgen05
 from ptxflow.compiler.tile.values import Float32, emit, repeat, traced

@@ -52,16 +52,15 @@ class Combine(Shape):
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
-        tables = ("kv_indptr", *(["kv_last_page_len"] if self.page_size > 1 else []))
-        pointers = (*tables, "sums", "stats", "output", "lse")
+        pointers = (*self.sequences.tables, "sums", "stats", "output", "lse")
         return (*((name, "ptr") for name in pointers), ("batch_size", "u32"))
 
     def build(self) -> UOp:
         block = CTAID if self.split else CTAID * self.warps + WARP
         sequence = block // self.blocks_per_sequence
         body = when(sequence < param("batch_size"), traced(self._block, block, sequence))
-        tables = self.sequences.storage[: 3 if self.page_size > 1 else 2]
-        storage = (*([self.handed] if self.split else []), *tables, *self.r.storage)
+        handed = [self.handed] if self.split else []
+        storage = (*handed, *self.sequences.bounds, *self.r.storage)
         arch, late = self.device.arch, bool(self.s.dependent)
         info = KernelInfo(ENTRY, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)

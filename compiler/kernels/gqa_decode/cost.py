@@ -16,16 +16,6 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.gqa_decode import decisions
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
-    APART,
-    COPY,
-    GROUP_WARPS,
-    MMA_K,
-    ROWS,
-    SYNC,
-    WARP,
-    boxes,
-)
 from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
 
 
@@ -77,8 +67,8 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     uneven = problem["num_kv_indices"] % batch > 0
     row_bytes = f.heads * size * ELEMENT
     handed = np.where(per_sequence > 1, blocks * units * (size * 32 + 64), 0)
-    alone = f.mma == SYNC
-    apart = np.where(f.arrival == APART, c.apart, 0)
+    alone = f.mma == decisions.SYNC
+    apart = np.where(f.arrival == decisions.APART, c.apart, 0)
     return Demand(
         blocks=blocks,
         resident=resident,
@@ -112,10 +102,14 @@ def _of_warps(f: Fields, problem: Problem, c: Costs, resident: Any) -> Any:
 
 def _of_warpgroup(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     """Of a step of a warpgroup, whose MMAs read tokens from shared memory, and of who copies."""
-    mmas = 2 * f.heads * problem["head_dim"] * f.tile / (ROWS * MMA_K)
+    mmas = 2 * f.heads * problem["head_dim"] * f.tile / (decisions.ROWS * decisions.MMA_K)
     wide = f.heads * COLUMNS * columns(problem)
-    row = np.where(f.gather == COPY, c.row, np.where(boxes(problem, f.tile), c.boxed, c.gathered))
-    weighed = f.tile * wide / (WARP * GROUP_WARPS) * c.score * 4
+    row = np.where(
+        f.gather == decisions.COPY,
+        c.row,
+        np.where(decisions.boxes(problem, f.tile), c.boxed, c.gathered),
+    )
+    weighed = f.tile * wide / (decisions.WARP * decisions.GROUP_WARPS) * c.score * 4
     return mmas * c.group_mma + weighed + 2 * f.tile * row
 
 
@@ -128,7 +122,7 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) 
     resident = np.minimum(device.warps_per_sm // f.sum_warps, device.blocks_per_sm)
     several = chunks > 1
     loaded = np.where(several, np.minimum(f.sum_chunks * together, chunks), 1)  # chunks of a step
-    read = f.sum_warps // together * loaded * WARP * 32
+    read = f.sum_warps // together * loaded * decisions.WARP * 32
     steps = np.where(several, np.ceil(chunks / loaded), 1)
     return Demand(
         blocks=blocks,
@@ -160,7 +154,7 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         "group": group(problem) / 8 - 1,
         "alike": float(pages % batch == 0),
     }
-    out |= {f"boxes_{tile}": float(boxes(problem, tile)) for tile in TILES}
+    out |= {f"boxes_{tile}": float(decisions.boxes(problem, tile)) for tile in TILES}
     read = {}
     for tokens in CHUNKS:
         out[f"filled_{tokens}"] = filled(length, tokens)

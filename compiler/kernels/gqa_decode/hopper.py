@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import Role, UOp, loop, role, var, when
+from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS
 from ptxflow.compiler.kernels.gqa_decode.probs import MEET, THREADS, Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import wgmma
 from ptxflow.compiler.tile.values import emit, repeat, traced

@@ -17,10 +17,10 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param
 from ptxflow.compiler.ir.statements import Body, when
 from ptxflow.compiler.ir.storage import anywhere, part, slot, smem
+from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD
 from ptxflow.compiler.kernels.gqa_decode.tiles import CHUNK, KEYS, LINES, VALUES, WIDE, Tiles
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 from ptxflow.compiler.tile.operands import Matrix, k_major, rows_along_k
 from ptxflow.compiler.tile.softmax import (
     ACROSS,

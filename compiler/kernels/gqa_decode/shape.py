@@ -1,4 +1,5 @@
-"""What both kernels of a gqa_decode program agree on: units, blocks, the workspace, the output.
+"""What both kernels of a gqa_decode program agree on: units, blocks, the workspace, the output; and
+what first kernels share: which chunk and heads a CTA has, and what it leaves.
 
 A *unit* is 8 query heads of a key head, a *block* 16 dims of a unit, which a warp's lanes hold as
 an MMA left it: two dims of two heads each. The workspace has a row for a unit of a chunk.
@@ -6,19 +7,46 @@ an MMA left it: two dims of two heads each. The workspace has a row for a unit o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import LANE, UOp, Value, global_tensor, rectangle, value
-from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, chunk
+from ptxflow.compiler.ir.nodes import (
+    CTAID,
+    LANE,
+    WARP,
+    Op,
+    UOp,
+    Value,
+    const,
+    param,
+    special,
+    value,
+)
+from ptxflow.compiler.ir.statements import KernelInfo
+from ptxflow.compiler.ir.storage import global_tensor, rectangle
+from ptxflow.compiler.kernels.attention.sequences import Sequences
+from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, chunk, columns_of_warp
+from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as LANES
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import WARP
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.launch import Param
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, Registers, emit, finite_or_zero, log2, reciprocal
+from ptxflow.compiler.tile.values import (
+    Float32,
+    Registers,
+    emit,
+    finite_or_zero,
+    log2,
+    reciprocal,
+    where,
+)
 
+ENTRY = "gqa_decode"
+CACHES = (("k_cache", "ptr"), ("v_cache", "ptr"))
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
-QUAD_BYTES, WARP_BYTES = 4 * QUAD, 4 * QUAD * WARP
+QUAD_BYTES, WARP_BYTES = 4 * QUAD, 4 * QUAD * LANES
 STATS = 4 * QUAD  # of a row of `stats`: two maxima and sums of four lanes
 
 
@@ -33,7 +61,7 @@ class Shape:
         self.blocks = self.size // MMA_DIMS  # of dims
         self.dtype = PTX_TYPE[problem.dtype]
         self.page_size = problem["page_size"]
-        self.row_floats = self.blocks * WARP * QUAD  # of a row of `sums`
+        self.row_floats = self.blocks * LANES * QUAD  # of a row of `sums`
         self.heads_of_unit = min(COLUMNS, self.group)
 
     # -- the workspace -------------------------------------------------------------------------
@@ -49,9 +77,9 @@ class Shape:
 
     def sums_at(self, row: UOp, d: UOp) -> tuple[UOp, UOp]:
         """Where a lane's part of a block of sums is."""
-        width = WARP * QUAD
+        width = LANES * QUAD
         where = rectangle(global_tensor("sums"), row, d * width, 1, width)
-        return (row * self.blocks + d) * WARP + LANE, where
+        return (row * self.blocks + d) * LANES + LANE, where
 
     # -- the output ----------------------------------------------------------------------------
 
@@ -73,11 +101,129 @@ class Shape:
             emit(store_global("output", index, moved.slot, place, inside, element=ELEMENT))
 
     def put_lse(self, row: UOp, column: UOp, row_sum: Float32, row_max: Float32) -> None:
-        """log2 of the row sum, plus the maximum: lanes 0 to 3 have two heads each."""
-        width, first = min(2, self.group), column * COLUMNS
+        """log2 of the row sum, plus the maximum: lanes 0 to 3 have two heads each, or the last one
+        of the group."""
+        first = column * COLUMNS
+        width = min(2, self.group - (first.arg[0] if first.op is Op.CONST else 0))
         lse = log2(row_sum[:width]) + row_max[:width]
         for i in range(width):
             head = first + (LANE << 1) + i
             inside = (LANE < 4) & (head < self.group)
             place = row + first + i, 0, max(1, self.heads_of_unit - 1), 1
             emit(store_global("lse", row + head, lse[i].slot, place, inside))
+
+
+class Span(Shape):
+    """A chunk of a sequence, for some key heads and columns of their query heads."""
+
+    warps: int  # that multiply
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device, Registers())
+        self.sequences = Sequences(self.page_size, self.chunk, wave=4)
+        self.tile, self.tiles = int(s.tile), int(s.tiles)
+        self.heads, self.stages = int(s.heads), int(s.stages)
+        self.side = int(columns_of_warp(s.fields(), problem))
+        self.units = [(h, c) for h in range(self.heads) for c in range(self.side)]
+        self.caches = CACHES  # parameters by which keys and values are found
+        self.maps = dict[str, Param]()  # tensor maps by parameter
+        self.every_told_row = list[str]()  # registers that hold rows of the caches
+        # CTAs of a chunk
+        self.parts = self.key_heads // self.heads * (self.columns // self.side)
+        self.place, share = self._split_ctas()
+        sides = self.columns // self.side
+        self.head, self.column = share // sides * self.heads, share % sides * self.side
+        self.find, self.sequence = self.sequences.find(self.place, param("batch_size"))
+        self.tokens = self.sequences.tokens
+        # the chunk's first token, of the sequence's
+        self.start = (self.place - self.sequences.first_place(self.sequence)) * self.chunk
+
+    # -- the kernel ----------------------------------------------------------------------------
+
+    @property
+    def params(self) -> tuple[tuple[str, str], ...]:
+        begin, *last = self.sequences.tables
+        pointers = (begin, "kv_indices", *last, "sums", "stats", "output", "lse")
+        numbers = (("sm_scale", "u32"), ("batch_size", "u32"))
+        return (("q", "ptr"), *self.caches, *((t, "ptr") for t in pointers), *numbers)
+
+    def info(self, warps: int, storage: Sequence[UOp]) -> KernelInfo:
+        """Of a CTA of so many warps, with storage beside registers."""
+        storage = (*storage, *self.sequences.storage, *self.r.storage)
+        return KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
+
+    # -- which chunk ---------------------------------------------------------------------------
+
+    def _split_ctas(self) -> tuple[UOp, UOp]:
+        """A CTA's chunk, and which of its parts."""
+        if self.s.order == "heads":
+            return CTAID // self.parts, CTAID % self.parts
+        places = special("ctas") // self.parts
+        return CTAID % places, CTAID // places
+
+    def find_span(self) -> list[UOp]:
+        """Every warp finds the sequence, and its length."""
+        return [
+            *([at.grid_launch_dependents()] if self.s.dependent else []),
+            *self.find,
+            *self.sequences.lengths(self.sequence),
+        ]
+
+    def query_row(self, h: int) -> UOp:
+        """The first query head of a key head, of all sequences' query heads."""
+        return self.sequence * self.query_heads + (self.head + h) * self.group
+
+    # -- what it leaves ------------------------------------------------------------------------
+
+    def whole(self, u: int, i: int) -> Float32:
+        """The sums of all warps, of a warp's i-th block of a unit."""
+        raise NotImplementedError
+
+    def all_stats(self, u: int) -> Float32:
+        """Maxima and row sums of all warps, two each."""
+        raise NotImplementedError
+
+    def add_probs(self, u: int) -> None:
+        """Those row sums, where they are to be made."""
+
+    @property
+    def mine(self) -> range:
+        """Of every unit a warp takes as many blocks, others' in between."""
+        return range(self.blocks // self.warps)
+
+    def block(self, i: int) -> UOp:
+        return WARP + i * self.warps if self.warps > 1 else const(i)
+
+    def put(self, u: int) -> None:
+        """A unit to the output, where the chunk is its sequence's only one, or to the workspace."""
+        with where(self.tokens < self.chunk + 1):
+            self._put_output(u)
+        with where(self.tokens >= self.chunk + 1):
+            self._put_sums(u)
+
+    def _put_output(self, u: int) -> None:
+        h, c = self.units[u]
+        row, column = self.query_row(h), self.column + c
+        row_max, row_sum = self.all_stats(u)[:2], self.all_stats(u)[2:]
+        self.add_probs(u)
+        share = self.share(row_sum, row_max)
+        for i in self.mine:
+            whole = self.whole(u, i)
+            whole *= share
+            self.put_output(row, column, self.block(i), whole)
+        # one warp says of all units where the last of a key head has fewer heads than the others
+        teller = u % self.warps if self.side == 1 or self.group % COLUMNS == 0 else 0
+        with where(WARP.eq(teller)):
+            self.put_lse(row, column, row_sum, row_max)
+
+    def _put_sums(self, u: int) -> None:
+        h, c = self.units[u]
+        row = self.unit(self.place, self.head + h, self.column + c)
+        for i in self.mine:
+            index, place = self.sums_at(row, self.block(i))
+            emit(store_global("sums", index, self.whole(u, i).slot, place, element=QUAD_BYTES))
+        index, place = self.stats_at(row, LANE)
+        with where(WARP.eq(u % self.warps)):
+            self.add_probs(u)
+            stats = self.all_stats(u).slot
+            emit(store_global("stats", index, stats, place, LANE < QUAD, element=QUAD_BYTES))

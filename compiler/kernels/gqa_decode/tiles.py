@@ -17,17 +17,11 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, value, var
 from ptxflow.compiler.ir.statements import Body, elect, loop, when
 from ptxflow.compiler.ir.storage import anywhere, slot, smem
+from ptxflow.compiler.kernels.gqa_decode import decisions
+from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS, LINE
+from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as LANES
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
-from ptxflow.compiler.kernels.gqa_decode.span import CACHES, Span
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import (
-    APART,
-    COPY,
-    GROUP_WARPS,
-    LINE,
-    boxes,
-    heads_wide,
-)
-from ptxflow.compiler.kernels.gqa_decode.warpgroup_decisions import WARP as LANES
+from ptxflow.compiler.kernels.gqa_decode.shape import Span
 from ptxflow.compiler.launch import Param, TensorMapParam
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import single
@@ -51,9 +45,9 @@ class Tiles(Span):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.warps = GROUP_WARPS
-        self.boxed = bool(boxes(problem, self.tile))
-        self.copied, self.apart = s.gather == COPY, s.arrival == APART
-        self.wide = heads_wide(problem)  # columns of an MMA
+        self.boxed = bool(decisions.boxes(problem, self.tile))
+        self.copied, self.apart = s.gather == decisions.COPY, s.arrival == decisions.APART
+        self.wide = decisions.heads_wide(problem)  # columns of an MMA
         self.tile_of = SmemTile(self.tile, self.heads * self.size, ELEMENT, LINE)
         self.query_of = SmemTile(self.wide, self.size, ELEMENT, LINE)
         self.queries = smem("queries", self.query_of.bytes, self.heads)
@@ -75,6 +69,10 @@ class Tiles(Span):
         self.fours = max(BRANCH * WIDE // (self.heads * self.size), 1)
         # of this CTA's key heads, in a row of a cache
         self.first_column = self.head * self.size
+        if not self.copied:
+            self.caches, self.maps = (("k_map", "map"), ("v_map", "map")), self._maps()
+        every = product((KEYS, VALUES), range(self.fours))
+        self.every_told_row = [row for name, j in every for row in self.told_rows(name, j)]
 
     def tiles_of(self, name: str) -> Storage:
         """What a ring holds."""
@@ -173,24 +171,14 @@ class Tiles(Span):
         """The registers with the rows that the j-th instruction of a turn gathers."""
         return [f"{name}_row_{j}_{i}" for i in range(GATHERED)]
 
-    @property
-    def every_told_row(self) -> list[str]:
-        names = product((KEYS, VALUES), range(self.fours))
-        return [row for name, j in names for row in self.told_rows(name, j)]
-
-    @property
-    def caches(self) -> tuple[tuple[str, str], ...]:
-        return CACHES if self.copied else (("k_map", "map"), ("v_map", "map"))
-
-    @property
-    def maps(self) -> dict[str, Param]:
+    def _maps(self) -> dict[str, Param]:
         """The rows of a cache, all key heads side by side; boxes of a row's next columns follow."""
         width, mine = self.key_heads * self.size, self.heads * self.size * ELEMENT
         dims, pitch = (str(width), f"num_pages * {self.page_size}"), (str(width * ELEMENT),)
         near, dtype = 256 if mine >= 256 else 128, self.problem.dtype
         return {
             f"{name}_map": TensorMapParam(f"{name}_cache", dtype, dims, pitch, self.box, LINE, near)
-            for name in (() if self.copied else (KEYS, VALUES))
+            for name in (KEYS, VALUES)
         }
 
     # -- by lanes ------------------------------------------------------------------------------

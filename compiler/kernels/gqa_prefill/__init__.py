@@ -6,13 +6,11 @@ from collections.abc import Mapping
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.attention import few, sized
 from ptxflow.compiler.kernels.gqa_prefill import blackwell, decisions, hopper
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
 from ptxflow.compiler.kernels.gqa_prefill.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gqa_prefill.problem import accepts, problem
-from ptxflow.compiler.launch import Launch
 
 __all__ = ["ENTRY", "GQA_PREFILL"]
 
@@ -22,11 +20,6 @@ Kernel = blackwell.Kernel | hopper.Kernel
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
     return blackwell.Kernel(p, s, device) if device.has_tmem else hopper.Kernel(p, s, device)
-
-
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel."""
-    return kernel(p, s, device).build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -77,11 +70,6 @@ def _trip(k: Kernel, steps: int, tail: int, rises: int = 0, queries: int | None 
     return Trip(name, tuple(values.items()), outputs)
 
 
-def launch(p: Problem, s: Strategy, device: Device) -> Launch:
-    """Grid and parameters, as expressions over the variable axes."""
-    return kernel(p, s, device).launch(int(decisions.smem_bytes(s.fields(), p, device)))
-
-
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Three sequences of few heads, with tails, steps with and without a mask, rings past their
     first turn; one has no keys."""
@@ -101,8 +89,11 @@ def _room(k: Kernel, tokens: int) -> tuple[int, int, int]:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Few queries beside many keys; tiles of queries without a key; many sequences, few of which
-    have tokens, and whose look-up takes several steps; a ring beyond its 32nd turn."""
+    """Two key heads, or as many as have the same divisions. Few queries beside many keys; tiles of
+    queries without a key; many sequences, few of which have tokens, and whose look-up takes several
+    steps; last tiles that are full to every extent; a full tile that sees one key more than fill a
+    ring; a ring beyond its 32nd turn. Of some blocks an odd number, so that they are of all heads.
+    """
     k = kernel(p, s, device)
     group, tile = k.heads // k.kv_heads, k.tile_kv
     shapes = tuple({"num_kv_heads": n, "num_qo_heads": n * group} for n in few(k.kv_heads))
@@ -110,11 +101,14 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, count, queries, *_room(k, tokens)), None, some)
 
-    whole = 2 * k.tokens + 5
+    whole, ring = 2 * k.tokens + 5, s.stages * tile
+    turns = -(-2 * k.tokens // ring)
     sizes = (
-        size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7),
+        size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7, (7,)),
+        Size(sized(p, 1, 2 * k.tokens, turns * ring + 1), None, (7,)),
         size(3, 3 * k.tokens + 6, 5),
-        size(35, 12, 8),
+        size(35, 8, 8),
+        size(5, 75, 60, (13,)),
         size(1, 2, 34 * s.stages * tile, (1,)),
     )
     return Trials(shapes, sizes)
@@ -135,9 +129,9 @@ GQA_PREFILL = Family(
     demand=demand,
     features=features,
     costs=COSTS,
-    build=build,
+    build=lambda p, s, d: kernel(p, s, d).build(),
     trips=trips,
-    launch=launch,
+    launch=lambda p, s, d: kernel(p, s, d).launch(),
     trial=trial,
     trials=trials,
     revise=revise,

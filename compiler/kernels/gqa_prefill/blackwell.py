@@ -17,15 +17,9 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, value, var
 from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
 from ptxflow.compiler.ir.storage import mbar, slot, smem, tmem
+from ptxflow.compiler.kernels.gqa_prefill import decisions
 from ptxflow.compiler.kernels.gqa_prefill.block import Block
-from ptxflow.compiler.kernels.gqa_prefill.decisions import (
-    LAZY,
-    MMA_K,
-    TMEM_ROWS,
-    producer_registers,
-    register_limit,
-    weight_columns,
-)
+from ptxflow.compiler.kernels.gqa_prefill.decisions import MMA_K, TMEM_ROWS
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import CHUNK as CHUNK_BYTES
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.lower import single
@@ -45,13 +39,14 @@ class Kernel(Block):
     warp_rows = 32
 
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
+        self.here = dict[str, UOp]()
         super().__init__(problem, strategy, device)
         tiles = self.consumers
         self.softmax = OnlineSoftmax(
-            self.keep, WholeRow(), RISE if strategy.rescale == LAZY else None
+            self.keep, WholeRow(), RISE if strategy.rescale == decisions.LAZY else None
         )
         self.scores, self.outputs = tmem("s", self.tile_kv, tiles), tmem("o", self.dim, tiles)
-        beside = int(weight_columns(strategy.fields()))
+        beside = int(decisions.weight_columns(strategy.fields()))
         self.probs = tmem("p", beside, tiles) if beside else self.scores
         self.scored = mbar("scored", tiles, 1)  # a step's scores are there
         self.taken = mbar("taken", tiles, 4)  # and read: the next ones may come
@@ -73,23 +68,16 @@ class Kernel(Block):
 
     # -- which tile ----------------------------------------------------------------------------
 
+    def kept(self, name: str, found: UOp) -> UOp:
+        self.here[name] = found
+        return self.value(f"{name}_here")
+
     def find(self) -> list[Body]:
         """Every warp keeps what is found, divisions made."""
-        here = {"queries": super().queries, "tile_from": super().first_token, "unit": super().unit}
-        found = super().find()
-        return [*found, *(at.mov(self.keep(f"{n}_here", 1), v) for n, v in here.items())]
-
-    @property
-    def queries(self) -> UOp:
-        return self.value("queries_here")
-
-    @property
-    def first_token(self) -> UOp:
-        return self.value("tile_from_here")
-
-    @property
-    def unit(self) -> UOp:
-        return self.value("unit_here")
+        return [
+            *super().find(),
+            *(at.mov(self.keep(f"{n}_here", 1), v) for n, v in self.here.items()),
+        ]
 
     # -- the whole -----------------------------------------------------------------------------
 
@@ -97,8 +85,10 @@ class Kernel(Block):
         """The lowered kernel."""
         fields, warps = self.s.fields(), 4 * self.consumers
         found, sees = self.find(), self.sees
-        softmax = Role("softmax", 0, warps, regs=int(register_limit(fields, self.device)))
-        control = Role("control", warps, 4, regs=int(producer_registers(fields, self.device)))
+        softmax = Role("softmax", 0, warps, regs=int(decisions.register_limit(fields, self.device)))
+        control = Role(
+            "control", warps, 4, regs=int(decisions.producer_registers(fields, self.device))
+        )
         load = loop(var("some"), sees, self.produce_keys(warps, self.load_queries()))
         issue = elect(WARP.eq(warps + 1), loop(var("any"), sees, traced(self.issue)))
         masked_rows = loop(var("blind"), self.fully_masked, self.store_nothing())

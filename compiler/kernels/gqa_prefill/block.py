@@ -1,25 +1,215 @@
-"""A block of queries, keys and values in shared memory, and how its kernel is launched."""
+"""A block of queries, keys and values in shared memory: how they come there, and how its kernel is
+launched.
+
+Tiles of keys and values are of packed rows or of pages, by TMA boxes, or row by row by the lanes of
+a warpgroup, where a tile is not whole pages. A tile lies as column blocks of 128 bytes, swizzled,
+each of `tile_kv` rows: K-major keys for Q K^T, and the same for values, whose rows run along K of
+P V. Rows past the end of the sequence hold what there is: scores there are masked, and values are
+cleared (`clear`).
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from functools import cached_property
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import UOp, param, value, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop
-from ptxflow.compiler.ir.storage import mbar, slot, smem
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, value, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, when
+from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import SCALE
+from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes, smem_bytes
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
-from ptxflow.compiler.kernels.gqa_prefill.keys import WIDE, Keys
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
+from ptxflow.compiler.kernels.gqa_prefill.schedule import WARP_LANES, Work
 from ptxflow.compiler.launch import Launch, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.operands import Matrix, rows_along_k
+from ptxflow.compiler.tile.rings import Ring, Tiles
+from ptxflow.compiler.tile.tensors import load_global
+from ptxflow.compiler.tile.values import emit, repeat, traced
 
 ENTRY = "gqa_prefill"
+WIDE = ROW // ELEMENT  # elements of a column block
+COPIERS = 4  # warps of a producer that copies rows
+LINES = 4  # rows of a column block that a warp copies together
+TOGETHER = 4  # such copies of a turn, at most, which wait for shuffles together
+
+
+class Keys(Work):
+    """The rings of keys and values, and what fills them."""
+
+    def __init__(self, problem: Problem, strategy: Strategy, device: Device):
+        super().__init__(problem, strategy, device)
+        self.tile = SmemTile(self.tile_kv, self.dim, ELEMENT, ROW)
+        # whether rows come one by one, and lanes copy them: tcgen05 comes with a TMA that gathers
+        self.gathered = not bool(boxes(problem, self.tile_kv))
+        self.copied = self.gathered and not device.has_tmem
+        # pages to a tile of boxes; 0 where rows are packed
+        self.pages = max(self.tile_kv // self.page, 1) if self.page else 0
+        tall = min(self.page, self.tile_kv) if self.page else self.tile_kv
+        self.box = WIDE, 1 if self.gathered else tall
+        self.first_column = self.kv_head * self.dim  # of the key head, in a row of a cache
+
+    @cached_property
+    def rings(self) -> dict[str, tuple[Ring, UOp]]:
+        """By "k" and "v": the ring and its buffers. Every consumer warp releases a stage."""
+        warps, stages = 4 * int(self.s.consumers), int(self.s.stages)
+        fillers = COPIERS if self.gathered else 1
+        return {
+            name: (
+                Ring.of(name, stages, fillers, warps),
+                smem(f"{name}_tiles", self.tile.bytes, stages),
+            )
+            for name in ("k", "v")
+        }
+
+    def tiles_of(self, name: str) -> Tiles:
+        """What a ring holds."""
+        return Tiles(name, *self.rings[name], self.tile)
+
+    @property
+    def ring_storage(self) -> list[UOp]:
+        out = []
+        for ring, buffers in self.rings.values():
+            out += [ring.full, ring.empty, buffers]
+        return out
+
+    # -- filling, box by box -------------------------------------------------------------------
+
+    def produce_keys(self, first: int, before: Body) -> Body:
+        """What the producer's warps do, from warp `first` on; one runs `before` first of all."""
+        step = var("load")
+        if not self.gathered:
+            steps = loop(
+                step, self.tiles, self._look_up(step), elect(value(1), traced(self._fill, step))
+            )
+            return when(WARP.eq(first), before, steps)
+        return [
+            when(WARP.eq(first), before),
+            loop(step, self.tiles, traced(self._copy, step, WARP - first)),
+            self.rings["v"][0].landed(self.tiles - 1, 0),
+        ]
+
+    def _look_up(self, step: UOp) -> list[UOp]:
+        """The pages of a step's tile; page 0 stands for those past the sequence's end."""
+        first = self.tile_at(step) * self.tile_kv // self.page if self.page else value(0)
+        return [self._page(f"page_{i}_", first + i) for i in range(self.pages)]
+
+    def _page(self, name: str, index: UOp) -> UOp:
+        """A page of the sequence, by its place among them."""
+        entry = self.value("kv_first") + index
+        return load_global(self.keep(name, 1), "kv_indices", entry, entry < self.value("kv_end"))
+
+    def _fill(self, step: UOp) -> None:
+        """A stage of both rings, when it is free."""
+        rows = [self._row(step, i) for i in range(max(self.pages, 1))]
+        for tiles in map(self.tiles_of, self.rings):
+            fill = tiles.load(step, self.first_column, rows, self.box[1])
+            emit(tiles.ring.wait_empty(step), tiles.expect(step), fill)
+
+    def _row(self, step: UOp, box: int) -> UOp:
+        """The first row of a box, among all tokens or slots of pages."""
+        first = self.tile_at(step) * self.tile_kv
+        if not self.page:
+            return self.value("kv_first") + first
+        return self.value(f"page_{box}_") * self.page + first % self.page
+
+    # -- filling, row by row -------------------------------------------------------------------
+
+    def _copy(self, step: UOp, warp: UOp) -> None:
+        """A warp copies its part of the rows of keys, then of values, and hands over the tile that
+        it began before each. Lanes look up a page, and tell the others."""
+        rows = self.tile_kv // COPIERS
+        mine = warp * rows
+        first = self.tile_at(step) * self.tile_kv + mine
+        pages = {i: f"page_{i}_" for i in range(0, rows, WARP_LANES)}
+        emit([self._page(name, (first + i + LANE) // self.page) for i, name in pages.items()])
+        for name, (ring, _) in self.rings.items():
+            emit(ring.wait_empty(step))
+            for i, page in pages.items():
+                turn, count = var(f"{name}_turn_{i}"), min(rows - i, WARP_LANES) // LINES
+                at_once = math.gcd(count, TOGETHER)
+                with repeat(turn, count // at_once, rolled=True):
+                    for j in range(at_once):
+                        row = (turn * at_once + j) * LINES
+                        told = self.keep.uint32(name=f"{name}_{page}of_{j}_")
+                        emit(at.shuffle_from(told.slot, self.keep(page, 1), row + (LANE >> 3)))
+                        self._copy_lines(name, step, told.value, mine + i, first + i, row)
+            emit(at.copies_commit())
+            if name == "k":
+                emit(when(const(0) < step, self.rings["v"][0].landed(step - 1, 1)))
+            else:
+                emit(self.rings["k"][0].landed(step, 1))
+
+    def _copy_lines(self, name: str, step: UOp, page: UOp, mine: UOp, first: UOp, row: UOp) -> None:
+        """Four rows from a row on, eight lanes to the part of each in a column block; these count
+        from row `mine` of the tile, which has token `first`. A lane's page is that of its row."""
+        ring, buffers = self.rings[name]
+        line, chunk, cache = row + (LANE >> 3), LANE & 7, f"{name}_cache"
+        token = first + line
+        source = page * self.page + token % self.page
+        for column in range(0, self.dim, WIDE):
+            begin = (mine + row) * ROW + self.tile.k_block_offset(column)
+            emit(
+                at.copy_chunks(
+                    slot(buffers, ring.stage(step), begin, LINES * ROW),
+                    (LANE >> 3) * ROW + ((chunk ^ (line & 7)) << 4),
+                    param(cache),
+                    source,
+                    self.first_column + column + (chunk << 3),
+                    token < self.keys,
+                    anywhere(cache),
+                    pitch=self.kv_heads * self.dim * ELEMENT,
+                    element=ELEMENT,
+                )
+            )
+
+    # -- what lies past the end of the sequence ------------------------------------------------
+
+    def clear(self, meet: Body) -> Body:
+        """Before the first step's values are used: zeros in place of what is no key's value, as
+        lanes that copy rows write already.
+
+        A weight of 0 would not do: times what another sequence may hold, an infinity, it is NaN.
+        The first warpgroup clears; then, by `meet`, whoever uses them hears of it.
+        """
+        if self.gathered:
+            return None
+        values = self.tiles_of("v")
+        keep = self.keys - self.tile_at(0) * self.tile_kv
+        clear = values.clear(0, keep, 4)
+        cleared = when(WARP < 4, clear, at.fence_proxy_async())
+        return [values.ring.wait_full(0), when(keep < self.tile_kv, cleared, meet)]
+
+    def value_rows(self, stage: Value, row: int) -> Matrix:
+        """Some rows of values, from the first block of columns to the last one."""
+        return rows_along_k(self.tile, self.rings["v"][1], stage, row, 0, self.dim // WIDE)
+
+    # -- parameters ----------------------------------------------------------------------------
+
+    @property
+    def key_params(self) -> tuple[tuple[str, str], ...]:
+        """Names and kinds of kernel parameters."""
+        tiles = (("k_cache", "ptr"), ("v_cache", "ptr"))
+        tables = (("kv_indices", "ptr"), ("kv_last_page_len", "ptr"))[: min(self.page, 2)]
+        return (*(tiles if self.copied else (("k_map", "map"), ("v_map", "map"))), *tables)
+
+    @property
+    def key_maps(self) -> dict[str, TensorMapParam]:
+        """Tensor maps by parameter."""
+        width, suffix = self.kv_heads * self.dim, "_cache" if self.page else ""
+        dims = str(width), f"num_pages * {self.page}" if self.page else "total_kv"
+        dtype, pitch = self.problem.dtype, (str(width * ELEMENT),)
+        return {
+            f"{name}_map": TensorMapParam(f"{name}{suffix}", dtype, dims, pitch, self.box, ROW)
+            for name in self.rings
+        }
 
 
 class Block(Keys, Lines):
@@ -47,8 +237,9 @@ class Block(Keys, Lines):
         info = KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
         return finish(info, found, *roles)
 
-    def launch(self, smem_bytes: int) -> Launch:
+    def launch(self) -> Launch:
         """Grid, parameters and tensor maps as expressions over the axes."""
+        shared = int(smem_bytes(self.s.fields(), self.problem, self.device))
         width = self.heads * self.dim
         if self.share == 1:
             dims, stride = (str(width), "total_q"), width
@@ -59,7 +250,7 @@ class Block(Keys, Lines):
         numbers = f"(total_q // {self.tokens} + len_indptr - 1)"
         given = {**SCALE, **self.key_maps, "q_map": q, "sequences": "len_indptr - 1"}
         grid, warps = f"{numbers} * {self.units}", 4 * (self.consumers + 1)
-        return launch_of(ENTRY, grid, warps, self.params, given, smem_bytes)
+        return launch_of(ENTRY, grid, warps, self.params, given, shared)
 
     def load_queries(self) -> UOp:
         bar, box = slot(self.q_full), var("box")

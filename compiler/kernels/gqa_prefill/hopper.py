@@ -13,13 +13,9 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, var
 from ptxflow.compiler.ir.statements import Role, elect, loop, role
 from ptxflow.compiler.ir.storage import mbar, part, slot
+from ptxflow.compiler.kernels.gqa_prefill import decisions
 from ptxflow.compiler.kernels.gqa_prefill.block import Block
-from ptxflow.compiler.kernels.gqa_prefill.decisions import (
-    MMA_K,
-    WARPGROUP_ROWS,
-    producer_registers,
-    register_limit,
-)
+from ptxflow.compiler.kernels.gqa_prefill.decisions import MMA_K, WARPGROUP_ROWS
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Output
 from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.operands import k_major, wgmma
@@ -51,8 +47,12 @@ class Kernel(Block, Output):
         some, sees = var("some"), self.sees
         masked_rows = loop(var("blind"), self.fully_masked, self.store_nothing())
         consume = traced(self.consume)
-        consumer = Role("consumer", 0, warps, regs=int(register_limit(fields, self.device)))
-        producer = Role("producer", warps, 4, regs=int(producer_registers(fields, self.device)))
+        consumer = Role(
+            "consumer", 0, warps, regs=int(decisions.register_limit(fields, self.device))
+        )
+        producer = Role(
+            "producer", warps, 4, regs=int(decisions.producer_registers(fields, self.device))
+        )
         roles = [
             role(consumer, loop(some, sees, consume), masked_rows),
             role(producer, loop(some, sees, self.produce_keys(warps, self.load_queries()))),

@@ -43,40 +43,56 @@ class Work:
         self.tile_kv: int = strategy.tile_kv
         self.units = self.heads // self.share  # of heads, side by side
         self.keep = Registers()
-        # how many numbers of tiles there are
-        self._numbers: UOp = param("total_q") // self.tokens + param("sequences")
-        self.kv_head = self.first_head // (self.heads // self.kv_heads)
-        # behind the tile's last token, among the queries of its sequence
-        self._end = (self.first_token + self.tokens).min(self.queries)
-        # 1 where the block has a tile, and some query of it sees a key, else 0
-        self.sees = self.any * self.seen(self._end).min(1)
-        # 1 where the block has a tile, and none of its queries sees a key, else 0
-        self.fully_masked = self.any - self.sees
-        # the tile's first token among all queries
-        self.first_row = self.value("q_first") + self.first_token
+        self._tile()
+        self._keys()
         # columns and rows of a TMA box: all tokens of a head, or all heads of a token
         self.query_box = 128 // ELEMENT, self.rows if self.share == 1 else self.share
+
+    def _tile(self) -> None:
+        """Which tile of queries: of which heads, where neighbours share keys, and which tokens."""
+        numbers: UOp = param("total_q") // self.tokens + param("sequences")  # of tiles
+        if self.s.order == HEADS:
+            block, unit = CTAID // self.units, CTAID % self.units
+        else:
+            block, unit = CTAID % numbers, CTAID // numbers
+        # the last tiles of sequences see the most keys, and come first
+        self._number = numbers - 1 - block
+        # queries of the sequence, the tile's first token among them, and among all
+        first, end = self.value("q_first"), self.value("q_end")
+        before = first // self.tokens + (self.value("after") - 1)
+        self.queries = self.kept("queries", end - first)
+        self.first_token = self.kept("tile_from", (self._number - before) * self.tokens)
+        self.first_row = first + self.first_token
+        self.first_head = self.kept("unit", unit) * self.share
+        self.kv_head = self.first_head // (self.heads // self.kv_heads)
+
+    def _keys(self) -> None:
+        """Which keys the tile's queries see."""
+        entries = self.value("kv_end") - self.value("kv_first")
+        self.keys = entries  # of the sequence
+        if self.page > 1:
+            full = entries.min(1)  # a sequence without pages has no last one
+            self.keys = (entries - full) * self.page + full * self.value("last")
+        # behind the tile's last token, among the queries of its sequence
+        end = (self.first_token + self.tokens).min(self.queries)
+        left = self.queries - self.queries.min(self.first_token)
+        # 1 where the block has a tile and some query of it sees a key; where none does; else 0
+        self.sees = left.min(1) * self.seen(end).min(1)
+        self.fully_masked = left.min(1) - self.sees
+        # tiles of keys that some query sees; the last ones, at least 1, of which not all see some
+        self.tiles = (self.seen(end) + (self.tile_kv - 1)) // self.tile_kv
+        whole = self.seen(self.first_token + 1) // self.tile_kv
+        self.masked = self.tiles - whole.min(self.tiles - 1)
+
+    def kept(self, name: str, found: UOp) -> UOp:
+        """What every warp uses of what it finds: worked out anew each time."""
+        return found
 
     def value(self, name: str) -> UOp:
         """The value of a register."""
         return value_of(self.keep(name, 1))
 
     # -- which tile ----------------------------------------------------------------------------
-
-    @property
-    def _number(self) -> UOp:
-        """This block's: the last tiles of sequences see the most keys, and come first."""
-        block = CTAID // self.units if self.s.order == HEADS else CTAID % self._numbers
-        return self._numbers - 1 - block
-
-    @property
-    def unit(self) -> UOp:
-        """Which heads: neighbours share keys."""
-        return CTAID % self.units if self.s.order == HEADS else CTAID // self._numbers
-
-    @property
-    def first_head(self) -> UOp:
-        return self.unit * self.share
 
     def find(self) -> list[Body]:
         """Every warp finds its block's sequence and where it begins and ends.
@@ -114,50 +130,11 @@ class Work:
     def _word(self, name: str, tensor: str, index: UOp, inside: Value = 1) -> UOp:
         return load_index(self.keep(name, 1).src[0], tensor, index, inside)
 
-    # -- which queries -------------------------------------------------------------------------
-
-    @property
-    def queries(self) -> UOp:
-        """Of the sequence."""
-        return self.value("q_end") - self.value("q_first")
-
-    @property
-    def first_token(self) -> UOp:
-        """Of the tile, among the queries of its sequence."""
-        before = self.value("q_first") // self.tokens + (self.value("after") - 1)
-        return (self._number - before) * self.tokens
-
-    @property
-    def any(self) -> UOp:
-        """1 where the block has a tile, else 0."""
-        left = self.queries - self.queries.min(self.first_token)
-        return left.min(1)
-
     # -- which keys ----------------------------------------------------------------------------
-
-    @property
-    def keys(self) -> UOp:
-        """Of the sequence."""
-        entries = self.value("kv_end") - self.value("kv_first")
-        if self.page <= 1:
-            return entries
-        full = entries.min(1)  # a sequence without pages has no last one
-        return (entries - full) * self.page + full * self.value("last")
 
     def seen(self, end: UOp) -> UOp:
         """How many keys the queries of the sequence before `end` see: at least 0."""
         return end + self.keys - (end + self.keys).min(self.queries)
-
-    @property
-    def tiles(self) -> UOp:
-        """Tiles of keys that some query sees."""
-        return (self.seen(self._end) + (self.tile_kv - 1)) // self.tile_kv
-
-    @property
-    def masked(self) -> UOp:
-        """Of these the last ones, some keys of which not all queries see: at least 1."""
-        whole = self.seen(self.first_token + 1) // self.tile_kv
-        return self.tiles - whole.min(self.tiles - 1)
 
     def tile_at(self, step: Value) -> UOp:
         """The tile of keys of a step: the last one comes first, as only it needs a mask."""

@@ -8,27 +8,26 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.attention import sized
-from ptxflow.compiler.kernels.mla import decisions
+from ptxflow.compiler.kernels.attention import held_of, sized
+from ptxflow.compiler.kernels.mla import cost, decisions
 from ptxflow.compiler.kernels.mla.attend import Attend
-from ptxflow.compiler.kernels.mla.combine import Combine, CombineParts
-from ptxflow.compiler.kernels.mla.cost import (
-    COSTS,
-    demand,
-    features,
-    prefill_demand,
-    prefill_features,
+from ptxflow.compiler.kernels.mla.combine import (
+    Combine,
+    CombineParts,
+    first_launch,
+    shared,
+    with_sums,
 )
 from ptxflow.compiler.kernels.mla.hopper import Hopper
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
 from ptxflow.compiler.kernels.mla.hopper_group import SITES
-from ptxflow.compiler.kernels.mla.launches import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.problem import DECODE, PREFILL, problem
 from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
 from ptxflow.compiler.kernels.mla.span import Work
 from ptxflow.compiler.launch import Launch
 
 Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns
+MOST_SUMMED = 3072  # tokens of which all chunks are emulated
 LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
 
 
@@ -83,7 +82,7 @@ def _chunk(k: Attend, tiles: int, number: int) -> Trip:
     before it.
     """
     tokens = tiles * k.tile - 3 if tiles else 0
-    mine = {"which": 1 - number, **_length(k, number * k.chunk + tokens, "")}
+    mine = {"which": 1 - number, **held_of(k.page_size, number * k.chunk + tokens)}
     values = {COUNT: 1, "ctaid": 0, **_each(k, mine)}
     written: tuple[tuple[str, int, int], ...] = ()
     if not number:
@@ -108,7 +107,7 @@ def _row(k: Attend | Hopper) -> Written:
 
 
 def _sum(c: Combine, chunks: int) -> Trip:
-    values = {COUNT: 1, **_length(c, chunks * c.chunk, "c_")}
+    values = {COUNT: 1, **held_of(c.page_size, chunks * c.chunk, "c_")}
     return Trip(f"{chunks} chunks", tuple(values.items()), _share(c) if chunks > 1 else (), c.entry)
 
 
@@ -134,7 +133,7 @@ def _parts(p: Problem, s: Strategy, device: Device, counts: Iterable[int]) -> li
 def _added(c: CombineParts, tiles: int, asked: int, query: int = 0) -> Trip:
     """The sums of a query of the first place, of so many tiles, of which each part has one."""
     tokens = tiles * c.tile - 3 if tiles else 0
-    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(c, tokens, "")}
+    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **held_of(c.page_size, tokens)}
     values = {COUNT: 1, "ctaid": query * c.head_ctas * (c.blocks // decisions.SUM_WARPS)}
     values |= {f"c_{name}": n for name, n in mine.items()}
     name = f"{tiles} parts of query {query} of {asked}"
@@ -146,7 +145,7 @@ def _queries(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number:
     and so do maxima, far enough to rescale sums."""
     tokens = tiles * k.tile - 3 if tiles else 0
     places = max(1, -(-asked // k.queries))
-    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **_length(k, tokens, "")}
+    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **held_of(k.page_size, tokens)}
     mine |= {f"{site}_rises": rises for site in SITES}
     ctas, last = places * k.cut * k.head_ctas, (k.cut - number) * k.head_ctas - 1
     values = {COUNT: 1, "ctas": ctas, "ctaid": last, **_each(k, mine)}
@@ -160,13 +159,6 @@ def _queries(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number:
 def _each(k: Attend | Hopper, mine: dict[str, int]) -> dict[str, int]:
     """What the registers of each role hold."""
     return {prefix + name: n for prefix in k.prefixes for name, n in mine.items()}
-
-
-def _length(k: Attend | Hopper | Combine, tokens: int, prefix: str) -> dict[str, int]:
-    """What registers hold of a sequence of so many tokens."""
-    pages = -(-tokens // k.page_size)
-    last = tokens - (pages - 1) * k.page_size if pages else 0
-    return {f"{prefix}begin": 0, f"{prefix}end": pages, f"{prefix}last": last}
 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
@@ -199,10 +191,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Heads of full size: sequences of several chunks or parts; many, few of which have tokens, and
-    whose look-up takes several steps; a ring beyond its 32nd turn, in prefill under queries that
-    see one token of the last tile or none, which ends a last part that is a tile shorter, or an
-    odd number of tiles."""
+    """Heads of full size: a sequence of more chunks than are summed at a time; some of several
+    chunks or parts; many, few of which have tokens, and whose look-up takes several steps; a ring
+    beyond its 32nd turn, in prefill under queries that see one token of the last tile or none,
+    which ends a last part that is a tile shorter, or an odd number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
@@ -212,10 +204,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     turn = (2 * k.stages + 1) * k.tile + 3
     cut = 2 * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 3)
+    many = min((int(s.sum_chunks) + 1) * k.chunk, MOST_SUMMED) + 5
     share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
     tiles = share * k.cut - (k.cut > 1)
     sizes = (
         *([size(1, 2 * k.queries - 1, 4 * k.tile + 1)] if k.cut <= 2 and not k.decodes else []),
+        *([size(1, 1, many, (0, 8))] if 0 < 2 * k.chunk < many else []),
         size(3, 2 * k.queries + 3, cut),
         size(34, 12, 10 * page, (0 if k.cut == 1 else 32, 8)),
         size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),
@@ -236,9 +230,9 @@ MLA_DECODE = Family(
     rules=decisions.DECODE_RULES,
     problem=problem,
     resources=decisions.resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
+    demand=cost.demand,
+    features=cost.features,
+    costs=cost.COSTS,
     build=build,
     trips=trips,
     launch=launch,
@@ -252,8 +246,8 @@ MLA_PREFILL = replace(
     decisions=decisions.PREFILL_DECISIONS,
     rules=decisions.PREFILL_RULES,
     resources=decisions.prefill_resources,
-    demand=prefill_demand,
-    features=prefill_features,
+    demand=cost.prefill_demand,
+    features=cost.prefill_features,
     revise=revise,
     accepts=lambda inputs: "qo_indptr" in inputs,
 )

@@ -1,4 +1,5 @@
-"""The second kernel: what the chunks of a sequence come to, divided by the row sum.
+"""The second kernel: what the chunks of a sequence come to, divided by the row sum; and how both
+kernels are launched, with a workspace between them.
 
 A warp adds up a block of some dims for all heads, which its lanes hold as an MMA left it. Sequences
 of one chunk have been written by the first kernel; for a prefill in parts it writes no output.
@@ -6,24 +7,25 @@ of one chunk have been written by the first kernel; for a prefill in parts it wr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, WARP, UOp, Value, const, param, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, when
-from ptxflow.compiler.kernels.attention.sequences import Sequences
+from ptxflow.compiler.ir import CTAID, WARP, Body, KernelInfo, UOp, Value, const, param, var, when
+from ptxflow.compiler.kernels.attention.sequences import SCALE, Sequences
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.kernel import FLOOR
-from ptxflow.compiler.kernels.mla.shape import COUNT, QUAD, Shape
+from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import Work
-from ptxflow.compiler.lower import finish
+from ptxflow.compiler.launch import Expr, Launch, Workspace, launch_of
+from ptxflow.compiler.lower import finish, layout
 from ptxflow.compiler.tile.softmax import ColumnSoftmax
 from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat, traced, where
 
+UNIT = CTAID * SUM_WARPS + WARP  # the warp's block of dims, of all that there are
 Loaded = tuple[Float32, Float32]  # a chunk's maxima and row sums, two each; a block of its sums
 
 
@@ -68,17 +70,11 @@ class Combine(Shape):
     def parts(self) -> tuple[Parts, tuple[UOp, ...], tuple[str, ...]]:
         """The chunks of sequences, and the registers and tensors that say how many there are."""
         sequences = Sequences(self.page_size, self.chunk, "c_")
-        tables = ("kv_indptr", *(["kv_last_page_len"] if self.page_size > 1 else []))
-        return sequences, sequences.storage[: len(tables) + 1], tables
+        return sequences, sequences.bounds, sequences.tables
 
-    @property
-    def unit(self) -> UOp:
-        """The warp's block of dims, of all that there are."""
-        return CTAID * SUM_WARPS + WARP
-
-    @property
-    def number(self) -> UOp:
-        return self.unit // self.blocks
+    def numbered(self) -> UOp:
+        """Of the warp's block of dims."""
+        return UNIT // self.blocks
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
@@ -87,7 +83,7 @@ class Combine(Shape):
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        work = self.work(self.place, self.unit % self.blocks)
+        work = self.work(self.place, UNIT % self.blocks)
         storage, arch = (*self.registers, *self.r.storage), self.device.arch
         late = bool(self.s.dependent)
         info = KernelInfo(self.entry, arch, SUM_WARPS, 1, self.params, storage, dependent=late)
@@ -178,3 +174,26 @@ class CombineParts(Combine):
         handed = Handed(chunks, place * self.cut, span.row + query, query * self.pieces)
         present = span.present & (query < span.queries)
         return [*found, self.wait, when(present, traced(self.block, handed, block))]
+
+
+def first_launch(kernel: UOp, grid: Expr, count: Expr) -> Launch:
+    """The launch of a kernel whose grid is an expression; `count`: of sequences."""
+    info, given = kernel.arg, {**SCALE, COUNT: count}
+    return launch_of(info.name, grid, info.warps, info.params, given, layout(info).smem_bytes)
+
+
+def shared(grid: Expr, shape: Shape) -> Expr:
+    """As many CTAs for each as share the heads of a query."""
+    return f"({grid}) * {shape.head_ctas}" if shape.head_ctas > 1 else grid
+
+
+def with_sums(first: Launch, c: Combine, count: Expr, rows: Expr) -> Launch:
+    """Both launches; each CTA of the first has a row of the workspace. `count`: of sequences;
+    `rows`: of queries that the second adds up."""
+    grid = f"{rows} * {c.blocks // SUM_WARPS * c.head_ctas}"
+    then = launch_of(
+        c.entry, grid, SUM_WARPS, c.params, {COUNT: count}, dependent=bool(c.s.dependent)
+    )
+    sizes = (("sums", c.blocks * c.across * BLOCK), ("stats", 2 * c.outputs.wide * c.across))
+    workspace = tuple(Workspace(name, f"{first.grid[0]} * {4 * floats}") for name, floats in sizes)
+    return replace(first, then=(then,), workspace=workspace)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Decision, Fields, Problem, Resources, Rule, rule
+from ptxflow.compiler.family import Decision, Fields, Problem, Resources, Rule, either, rule
 from ptxflow.compiler.kernels.mla import hopper_decisions as hopper
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, LAZY, MMA_SYNC, WGMMA
 from ptxflow.compiler.kernels.mla.problem import ELEMENT, PREFILL, cta_heads, head_ctas
@@ -187,12 +187,7 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
 def prefill_resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """The same of a prefill by either instruction."""
     by_wgmma, others = hopper.resources(f, problem, device), resources(f, problem, device)
-    return Resources(
-        *(
-            np.where(f.core == WGMMA, getattr(by_wgmma, name), getattr(others, name))
-            for name in ("smem_bytes", "registers", "threads", "tmem_columns", "occupancy")
-        )
-    )
+    return either(f.core == WGMMA, by_wgmma, others)
 
 
 def tiling_rules(first: str) -> tuple[Rule, ...]:
@@ -273,22 +268,13 @@ DECODE_RULES = (
 )
 
 
-def _with_mma_sync(each: Rule) -> Rule:
-    """The rule, of strategies that multiply by mma.sync."""
-    return rule(
-        each.sentence,
-        " ".join(("core", *each.reads)),
-        lambda f, p, d: (f.core == WGMMA) | each.legal(f, p, d),
-    )
-
-
 def places(f: Fields, problem: Problem) -> Any:
     """The most tiles of queries there can be, none across sequences."""
     return problem["total_q"] // f.queries + problem["len_indptr"] - 1
 
 
 PREFILL_RULES = (
-    *map(_with_mma_sync, tiling_rules("queries")),
+    *(hopper.of_core(MMA_SYNC, each) for each in tiling_rules("queries")),
     *hopper.RULES,
     rule(
         f"there are at most {MAX_ROUNDS} CTAs for each SM, if tokens are in parts",

@@ -6,6 +6,7 @@ latent's dims as columns of its sums; four warps copy tokens into the ring.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,49 +54,50 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     return Resources(smem, CONSUMER_REGS + 0 * f.tile, threads, 0 * f.tile, np.minimum(fits, 1))
 
 
+def of_core(core: str, each: Rule) -> Rule:
+    """The rule, of strategies that multiply by one instruction."""
+    reads = " ".join(("core", *each.reads))
+    return rule(each.sentence, reads, lambda f, p, d: (f.core != core) | each.legal(f, p, d))
+
+
+def _of(sentence: str, reads: str, legal: Callable[[Fields, Problem, Device], Any]) -> Rule:
+    return of_core(WGMMA, rule(sentence, reads, legal))
+
+
 RULES: tuple[Rule, ...] = (
-    rule("wgmma is of sm_90a", "core", lambda f, p, d: (f.core != WGMMA) | (not d.has_tmem)),
-    rule(
+    _of("wgmma is of sm_90a", "", lambda f, p, d: not d.has_tmem),
+    _of(
         f"the heads of the queries of a CTA are the {ROWS} rows of a wgmma",
-        "core queries",
-        lambda f, p, d: (f.core != WGMMA) | (f.queries * cta_heads(p) == ROWS),
+        "queries",
+        lambda f, p, d: f.queries * cta_heads(p) == ROWS,
     ),
-    rule(
+    _of(
         "halves of the latent and rotary dims are whole column blocks",
-        "core",
+        "",
         lambda f, p, d: (
-            (f.core != WGMMA)
-            | (
-                (p["head_dim_ckv"] * ELEMENT % (2 * LINE) == 0)
-                & (p["head_dim_kpe"] * ELEMENT % LINE == 0)
-            )
+            (p["head_dim_ckv"] * ELEMENT % (2 * LINE) == 0)
+            & (p["head_dim_kpe"] * ELEMENT % LINE == 0)
         ),
     ),
-    rule(
+    _of(
         f"{COPIERS} warps share two or more stages evenly, and a lane looks up a row at most",
-        "core tile stages",
-        lambda f, p, d: (
-            (f.core != WGMMA)
-            | ((f.stages > 1) & (COPIERS % f.stages == 0) & (copied(f) <= MAX_COPIED))
-        ),
+        "tile stages",
+        lambda f, p, d: (f.stages > 1) & (COPIERS % f.stages == 0) & (copied(f) <= MAX_COPIED),
     ),
-    rule(
+    _of(
         "ring, queries and weights exceed the shared memory of a CTA",
-        "core tile stages",
-        lambda f, p, d: (f.core != WGMMA) | (smem_bytes(f, p) <= d.smem_per_block),
+        "tile stages",
+        lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
     ),
-    rule(
+    _of(
         "sums, scores and weights exceed the registers of a thread",
-        "core tile",
-        lambda f, p, d: (f.core != WGMMA) | (registers(f, p) <= CONSUMER_REGS),
+        "tile",
+        lambda f, p, d: registers(f, p) <= CONSUMER_REGS,
     ),
-    rule(
+    _of(
         "with wgmma eight warps multiply, and parts of scores and where queries are kept are given",
-        "core warps scores operand",
-        lambda f, p, d: (
-            (f.core != WGMMA)
-            | ((f.warps == WARPS) & (f.scores == "columns") & (f.operand == "shared"))
-        ),
+        "warps scores operand",
+        lambda f, p, d: (f.warps == WARPS) & (f.scores == "columns") & (f.operand == "shared"),
     ),
     rule(
         "with wgmma scores may come before another tile's values, weights in pieces, and sums be "

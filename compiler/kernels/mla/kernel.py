@@ -12,21 +12,12 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, var
 from ptxflow.compiler.ir.statements import Body, when
 from ptxflow.compiler.ir.storage import slot, smem
-from ptxflow.compiler.kernels.mla.decisions import (
-    DIMS,
-    MMA_COLUMNS,
-    MMA_TOKENS,
-    PARTS,
-    QUERY_STEPS,
-    REGISTERS,
-    helpers,
-    part_columns,
-    weight_pitch,
-)
+from ptxflow.compiler.kernels.mla import decisions
+from ptxflow.compiler.kernels.mla.decisions import MMA_COLUMNS, MMA_TOKENS, PARTS
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import LANES, QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import Span
-from ptxflow.compiler.tile.fragments import ROW, a_rows, load_matrix, mma, n_rows
+from ptxflow.compiler.tile.operands import ROW, a_rows, load_matrix, mma, n_rows
 from ptxflow.compiler.tile.rings import Ring
 from ptxflow.compiler.tile.softmax import ACROSS, MAX, SUM, ColumnSoftmax, logit_scale
 from ptxflow.compiler.tile.values import Float32, Registers, UInt32, emit, repeat, traced
@@ -47,20 +38,22 @@ class Multiplier(Shape):
         self.ropes = smem("ropes", tile * self.rope_pitch, self.stages, align=128)
         self.q_latent = smem("q_latent", columns * self.latent_pitch, align=128)
         self.q_rope = smem("q_rope", columns * self.rope_pitch, align=128)
-        self.weight_pitch = int(weight_pitch(s.fields(), problem))
+        self.weight_pitch = int(decisions.weight_pitch(s.fields(), problem))
         self.probs = smem("weights", tile * self.weight_pitch, self.groups, align=128)
         handed = self.own * MMA_COLUMNS * 4
         self.highs = smem("highs", self.rows * handed, self.groups, align=16)
         self.factors = smem("factors", handed, self.groups, align=16)
         self.row_maxima = smem("tops", handed, self.groups, align=16)
-        self.helpers = int(helpers(s.fields()))
+        self.helpers = int(decisions.helpers(s.fields()))
         self.ring = Ring.of("tiles", self.stages, LANES * self.helpers, self.warps)
         self.row, self.group = WARP % self.rows, WARP // self.rows
         self.warp_blocks = self.blocks // self.warps
-        self.in_registers = s.operand == REGISTERS
-        self.parted = s.scores == DIMS
-        columns_each = int(part_columns(s.fields(), problem))
-        self.part_columns, self.part_rows = columns_each, self._part_rows(columns_each)
+        self.in_registers = s.operand == decisions.REGISTERS
+        self.parted = s.scores == decisions.DIMS
+        columns_each = int(decisions.part_columns(s.fields(), problem))
+        self.part_columns = columns_each
+        # MMAs one below the other of a warp for scores in parts
+        self.part_rows = self.rows * self.across * PARTS // (self.warps * columns_each)
         block = MMA_TOKENS * MMA_COLUMNS * 4
         self.partials = smem("partials", self.rows * self.across * block, PARTS, align=128)
         self.softmax = ColumnSoftmax(self.r, 2 * self.own, floor=FLOOR)
@@ -70,10 +63,13 @@ class Multiplier(Shape):
         self.sums = r.float32(self.warp_blocks * self.across * QUAD)
         #: of each 8 columns two maxima and two row sums, in the end
         self.stats = r.float32(self.across * QUAD)
+        # (tokens, queries, pitch, elements of a row)
+        latents = self.latents, self.q_latent, self.latent_pitch, self.latent
+        self._rows_of = latents, (self.ropes, self.q_rope, self.rope_pitch, self.rope)
         # pairs of MMAs along a row, or steps of scores in parts; of queries all are kept, or four
         self.steps = len(self._part_steps()) if self.parted else len(self._steps())
         self.wide = self.part_columns // 2 if self.parted else self.own
-        self.kept = self.steps if self.in_registers else QUERY_STEPS
+        self.kept = self.steps if self.in_registers else decisions.QUERY_STEPS
         self.query = r.uint32(width=self.kept * self.wide * QUAD)
 
     @property
@@ -82,10 +78,6 @@ class Multiplier(Shape):
         rings = (self.factors, self.row_maxima, self.ring.full, self.ring.empty)
         parts = (self.partials,) if self.parted else ()
         return (*shared, *parts, *rings, *self.r.storage)
-
-    def _part_rows(self, columns: int) -> int:
-        """MMAs one below the other of a warp for scores in parts."""
-        return self.rows * self.across * PARTS // (self.warps * columns)
 
     # -- the whole -----------------------------------------------------------------------------
 
@@ -122,12 +114,6 @@ class Multiplier(Shape):
             for tokens, queries, pitch, size in self._rows_of
             for first in range(0, size * ELEMENT, STEP)
         ]
-
-    @property
-    def _rows_of(self) -> tuple[tuple[UOp, UOp, int, int], ...]:
-        """(tokens, queries, pitch, elements of a row)."""
-        latents = self.latents, self.q_latent, self.latent_pitch, self.latent
-        return latents, (self.ropes, self.q_rope, self.rope_pitch, self.rope)
 
     def _query(self, k: int, n: int) -> UInt32:
         """Registers of a pair of MMAs of 8 columns."""

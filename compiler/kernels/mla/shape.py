@@ -115,6 +115,10 @@ class Shape:
             decisions.rope_pitch(problem),
         )
         self.split = self.chunk > 0 or self.cut > 1
+        # of CTAs that share the heads of a query: their number together, and which of them
+        self.number = self.numbered()
+        self.place, self.which = self.number // self.head_ctas, self.number % self.head_ctas
+        self.first_head = self.which * self.own_heads
 
     @property
     def found_by(self) -> tuple[str, ...]:
@@ -132,24 +136,9 @@ class Shape:
         numbers = ("sm_scale", *((COUNT,) if "kv_indptr" in self.found_by else ()))
         return (*pointers, *((name, "u32") for name in numbers))
 
-    @property
-    def number(self) -> UOp:
-        """The CTA's, and its row of the workspace: late queries come first."""
+    def numbered(self) -> UOp:
+        """The CTA's number, and its row of the workspace: late queries come first."""
         return CTAID if self.decodes else special("ctas") - 1 - CTAID
-
-    @property
-    def place(self) -> UOp:
-        """The same of what CTAs share the heads of."""
-        return self.number // self.head_ctas
-
-    @property
-    def which(self) -> UOp:
-        """Of the CTAs that share heads."""
-        return self.number % self.head_ctas
-
-    @property
-    def first_head(self) -> UOp:
-        return self.which * self.own_heads
 
     def place_of(self, row: Value, block: Value, n: Value) -> tuple[UOp, UOp]:
         """Index in vectors of a lane's part of a block of the workspace, and the block."""

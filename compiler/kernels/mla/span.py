@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ptxflow.compiler.ir import UOp, Value, const, param, value
-from ptxflow.compiler.kernels.attention.queries import QueryTiles
-from ptxflow.compiler.kernels.attention.sequences import Sequences
+from ptxflow.compiler.kernels.attention.sequences import QueryTiles, Sequences
 from ptxflow.compiler.kernels.mla.shape import COUNT, Shape
 
 
@@ -66,7 +65,7 @@ class Work:
         self.shape = shape
         self.sequences = Sequences(shape.page_size, shape.chunk or shape.tile, prefix)
         self.tiles = QueryTiles(shape.queries, prefix)
-        self.lengths_storage = self.sequences.storage[: 3 if self.shape.page_size > 1 else 2]
+        self.lengths_storage = self.sequences.bounds
 
     @property
     def storage(self) -> tuple[UOp, ...]:

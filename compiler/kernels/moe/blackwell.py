@@ -15,7 +15,7 @@ from ptxflow.compiler.ir.nodes import WARP, UOp, Value, var
 from ptxflow.compiler.ir.statements import Body, Role, loop, role, when
 from ptxflow.compiler.ir.storage import part, slot, tmem
 from ptxflow.compiler.kernels.moe.decisions import REGS, TMEM_ROWS
-from ptxflow.compiler.kernels.moe.epilogue_tmem import TokenLanes, WaveSums, WeightLanes
+from ptxflow.compiler.kernels.moe.epilogue import TokenLanes, WaveSums, WeightLanes
 from ptxflow.compiler.kernels.moe.grouped import ROW
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.lower import single
@@ -32,15 +32,10 @@ class Products(WaveSums):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
-        self.consumer_warps = 4 * self.consumers
         self.buffer = tmem("sums", self.units * self.width, BUFFERS)
         self.done = Ring.of("done", BUFFERS, 1, 32 * self.consumer_warps)
         self.epilogue = (WeightLanes if self.swapped else TokenLanes)(self)
-
-    @property
-    def releases(self) -> int:
-        """A commit, and the warps that read scales."""
-        return 1 + self.consumer_warps
+        self.store = self.epilogue.store
 
     # -- the whole -----------------------------------------------------------------------------
 
@@ -53,7 +48,7 @@ class Products(WaveSums):
         i, k = var("tile_m"), var("k_issue")
         issue = single(loop(i, self.my_tiles, loop(k, self.steps, self.issue(self.use(i, k)))))
         roles = [
-            role(sums, self.find(), self.each_tile("c", self.add_up)),
+            role(sums, self.find(), self.each_tile("c", self.multiply)),
             role(control, self.produce(warps), when(WARP.eq(warps + ISSUER), self.find(), issue)),
         ]
         storage = (self.done.full, self.done.empty, *self.epilogue.storage, self.buffer)
@@ -97,14 +92,6 @@ class Products(WaveSums):
         return out
 
     # -- adding up -----------------------------------------------------------------------------
-
-    def add_up(self, sequence: UOp) -> list[Body]:
-        k = var("k")
-        return [
-            at.mov(self.acc, 0),
-            loop(k, self.steps, self.step(self.use(sequence, k), k)),
-            self.epilogue.store(),
-        ]
 
     def step(self, use: UOp, k: UOp) -> list[Body]:
         """Scales are there before the first sums are."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
+from ptxflow.compiler.family import Demand, Fields, Problem, costs_of, either
 from ptxflow.compiler.kernels.moe import decisions
 from ptxflow.compiler.kernels.moe.problem import BLOCK, CHOSEN, EXPERTS, mean_rows, touched
 from ptxflow.compiler.kernels.moe.routing import PLACE_WARPS, TOKENS
@@ -87,13 +87,8 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
 
 def _first(joined: Any, place: Demand, route: Demand) -> Demand:
     """The first kernel: that of places, or that of routing, behind which places come."""
-    found = {
-        name: np.where(joined, value, getattr(route, name))
-        for name, value in vars(place).items()
-        if name != "following"
-    }
     behind = replace(place, blocks=np.where(joined, 0, place.blocks))
-    return Demand(**found, following=behind)
+    return replace(either(joined, place, route), following=behind)
 
 
 def _small(

@@ -1,27 +1,31 @@
-"""What becomes of a tile's sums on sm_90a, as fragments of m64nN lie in lanes (PTX ISA 9.7.15.5).
+"""What becomes of a tile's sums: as fragments of m64nN lie in lanes on sm_90a (PTX ISA 9.7.15.5);
+where a lane has a row of 128 of tensor memory on sm_100a, with the scales that sums have there.
 
 After the first product: silu of the gates, and a scale for each row of a tile's columns, of whose
-largest magnitude 448 becomes. After the second: an expert's outputs, not yet weighed.
+largest magnitude 448 becomes. After the second: an expert's outputs, not yet weighed. On sm_100a
+registers of a lane are columns, those of one wave behind those of another.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, param, part, slot, smem, value
-from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, value
+from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS
+from ptxflow.compiler.kernels.moe.grouped import Grouped
+from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.tile.softmax import MAX
 from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Float32, UInt32, emit, maximum, reciprocal, traced, where
 
-if TYPE_CHECKING:
-    from ptxflow.compiler.kernels.moe.grouped import Grouped
-
 LARGEST = 448.0  # of e4m3
 LEAST = 2.0**-100  # what a largest magnitude of zero counts as
 MEETING = 1  # named barrier of the warps that multiply
+LANES, QUAD, GATE = 32, 4, 8
+COLUMNS = 32  # of tensor memory that a lane moves at a time
+Factors = tuple[list[UOp], UOp, tuple[int, ...]]  # statements, registers, which in turn
 
 
 class Epilogue:
@@ -174,3 +178,213 @@ class Columns(Epilogue):
             place = g.place("partial", 8 * j, column, 8, 8)
             index = row * g.hidden + column + (LANE >> 2)
             emit(g.put_partial(index, inside, place, part(self.acc, i, 1)))
+
+
+class WaveSums(Grouped):
+    """A product whose sums come in waves, and the registers that a lane adds them up in."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
+        super().__init__(problem, s, device, up)
+        self.waves: int = s.waves
+        blocks = self.tile_w // TMEM_ROWS  # of weights, with swapped sides
+        self.width = self.tile_t if self.swapped else self.tile_w // self.waves
+        self.units = blocks // self.waves if self.swapped else 1  # products of a wave
+        self.own = self.units * self.width // self.consumers  # columns of a wave, of a warpgroup
+        self.acc = self.r("acc", self.waves * self.own)
+        self.chunk = min(self.own, self.width, COLUMNS)
+
+
+class TokenLanes(Epilogue):
+    """A lane has a token; a warpgroup, of each wave, all columns of weights or half of them."""
+
+    g: WaveSums
+
+    def __init__(self, g: WaveSums):
+        super().__init__(g, g.acc)
+        self.peaks = smem("peaks", 4 * g.consumers * LANES * 4, align=128)
+        self.storage = (self.peaks,) if g.up and g.consumers > 1 else ()
+        self.meets = bool(self.storage)  # whether all warps do behind their last look at TMEM
+        self.row = (WARP & 3) * LANES + LANE
+
+    def column(self, wave: int, first: int) -> UOp:
+        """Of the tile, from the warpgroup's column `first` of a wave on."""
+        g = self.g
+        return (WARP >> 2) * g.own + (wave * g.width + first)
+
+    # -- scales --------------------------------------------------------------------------------
+
+    @property
+    def _rows(self) -> list[Value]:
+        """Where the rows of weights begin that have scales of their own, of the tile's: those of
+        both halves, or what the warpgroup has of each wave, which lies in one block."""
+        g = self.g
+        if g.up:
+            return [b * g.inner for b in range(2)]
+        waves = range(0, g.tile_w, max(g.width, BLOCK))
+        return [first + (WARP >> 2) * (g.own if g.width > BLOCK else 0) for first in waves]
+
+    def load_weight_scales(self, k: UOp) -> list[UOp]:
+        g = self.g
+        first = g.value("c_weight") * (g.tile_w // 2 if g.up else g.tile_w)
+        rows = enumerate(self._rows)
+        return [g.weight_scale(f"weight_scale{b}_", first + row, k) for b, row in rows]
+
+    def load_token_scales(self, scales: UOp) -> list[UOp]:
+        """Of the lane's token, and its products with those of weights."""
+        g, count = self.g, len(self._rows)
+        own = g.r("token_scale", 1)
+        return [
+            at.ld_shared_lanes(own, scales, self.row << 2),
+            *(
+                at.scale_f32(part(g.r("factor", count), b, 1), own, g.r(f"weight_scale{b}_", 1))
+                for b in range(count)
+            ),
+        ]
+
+    def factors(self, wave: int, first: int) -> Factors:
+        """Of some columns of a wave."""
+        g = self.g
+        factor = g.r("factor", len(self._rows))
+        if g.up:
+            return [], factor, tuple([0] * GATE + [1] * GATE)
+        return [], factor, (wave * g.width // max(g.width, BLOCK),)
+
+    # -- what a tile leaves --------------------------------------------------------------------
+
+    def _inner(self) -> None:
+        g, r, count = self.g, self.g.r, self.hidden
+        scaled, found = self._scaled(r.of(at.silu_gate, g.acc, apart=GATE, n=count), (0,))
+        words = r.of(at.pack_fp8, scaled, n=count // 4)
+        row, inside = g.row(self.row)
+        warp_row = (WARP & 3) * LANES
+        each = g.own // 2  # of a wave
+        wide = min(16, each)
+        for i in range(0, count, wide):
+            column = g.first_column + ((WARP >> 2) * each + (i // each * (g.width // 2) + i % each))
+            place = g.place("inner", warp_row, column, LANES, wide)
+            held = words[i // 4 : (i + wide) // 4].slot
+            index = row * g.inner + column
+            emit(store_global("inner", index, held, place, inside, element=1))
+        with where(WARP < 4):
+            emit(g.put_scale(warp_row, LANES, self.row, self._scale(found).slot))
+
+    def _largest(self, top: Float32) -> Float32:
+        """Of both warpgroups, which have other columns of the same rows."""
+        g = self.g
+        if g.consumers == 1:
+            return top
+        meet, size = at.named_sync(id=MEETING, threads=128 * g.consumers), LANES * 4
+        own, theirs = (slot(self.peaks, 0, w * size, size) for w in (WARP, WARP ^ 4))
+        other = top.fresh()
+        emit(
+            at.st_shared_lanes(own, LANE << 2, 1, top),
+            meet,
+            at.ld_shared_lanes(other, theirs, LANE << 2),
+            meet,
+        )
+        return maximum(top, other)
+
+    def _outputs(self) -> None:
+        g = self.g
+        narrow = g.s.partials == BFLOAT16
+        wide = 2 * QUAD if narrow else QUAD
+        row, inside = g.row(self.row)
+        packed = g.r.uint32(width=QUAD)
+        for i in range(0, g.acc.arg, wide):
+            wave, first = divmod(i, g.own)
+            column = g.first_column + self.column(wave, first)
+            place = g.place("partial", (WARP & 3) * LANES, column, LANES, wide)
+            held = part(g.acc, i, wide)
+            if narrow:
+                emit(at.pack(packed, held, dtype="bf16"))
+                held = packed.slot
+            index = row * g.hidden + column
+            element = 2 if narrow else 4
+            emit(store_global("partial", index, held, place, inside, element=element))
+
+
+class WeightLanes(Columns):
+    """A lane has a row of weights; a warpgroup blocks of 128 of them, registers are tokens."""
+
+    g: WaveSums
+    lanes, each, mates = 1, QUAD, (1, 2, 4, 16)
+
+    def __init__(self, g: WaveSums):
+        super().__init__(g, g.acc)
+        self.blocks = g.acc.arg // g.tile_t  # of a warpgroup
+        self.meets = g.up  # whether all warps do behind their last look at tensor memory
+
+    def block(self, wave: int, own: int) -> UOp:
+        """A block of the tile: the warpgroup's number `own` of a wave."""
+        g = self.g
+        return (WARP >> 2) * (g.units // g.consumers) + (wave * g.units + own)
+
+    # -- scales --------------------------------------------------------------------------------
+
+    def load_weight_scales(self, k: UOp) -> list[UOp]:
+        """Of the lane's row in each block; the halves of the first product alternate."""
+        g = self.g
+        tile = g.value("c_weight")
+        if g.up:
+            row = tile * (g.tile_w // 2) + (LANE >> 3 & 1) * g.inner
+            return [g.weight_scale("weight_scale0_", row, k)]
+        each = g.own // g.tile_t
+        return [
+            g.weight_scale(
+                f"weight_scale{w * each + b}_", tile * g.tile_w + self.block(w, b) * TMEM_ROWS, k
+            )
+            for w in range(g.waves)
+            for b in range(each)
+        ]
+
+    def load_token_scales(self, scales: UOp) -> list[UOp]:
+        own = self.g.r("token_scale", self.g.tile_t)
+        return [
+            at.ld_shared_lanes(part(own, i, QUAD), scales, 4 * i) for i in range(0, own.arg, QUAD)
+        ]
+
+    def factors(self, wave: int, first: int) -> Factors:
+        """Of some tokens."""
+        g = self.g
+        own, factor = g.r("token_scale", g.tile_t), g.r("factor", g.chunk)
+        block, token = divmod(first, g.tile_t)
+        number = 0 if g.up else wave * (g.own // g.tile_t) + block
+        scale = g.r(f"weight_scale{number}_", 1)
+        statement = at.scale_f32(factor, part(own, token, g.chunk), scale)
+        return [statement], factor, tuple(range(g.chunk))
+
+    # -- what a tile leaves --------------------------------------------------------------------
+
+    def _block_of(self, register: int) -> tuple[UOp, int]:
+        """(block of the tile, token) of a sum."""
+        g = self.g
+        own, token = divmod(register, g.tile_t)
+        wave, of_wave = divmod(own, g.own // g.tile_t)
+        return self.block(wave, of_wave), token
+
+    def _inner(self) -> None:
+        g, tokens, count = self.g, self.g.tile_t, self.acc.arg
+        hidden = g.r.of(at.gate_across, g.acc, lanes=GATE, n=count)
+        scaled, found = self._scaled(hidden, tuple(range(tokens)))
+        for i in range(count):
+            block, token = self._block_of(i)
+            row, inside = g.row(token)
+            from_ = g.first_column + block * (TMEM_ROWS // 2) + (WARP & 3) * 16
+            column = from_ + ((LANE >> 4) << 3) + (LANE & 7)
+            place = g.place("inner", token, from_, 1, 16)
+            mine = inside & (LANE & 8).eq(0)
+            index = row * g.inner + column
+            emit(at.st_global_fp8(param("inner"), index, mine, place, scaled[i]))
+        with where(WARP.eq(0)):
+            scale = self._scale(found)
+            emit([g.put_scale(t, 1, t, scale[t].slot, LANE < 1) for t in range(tokens)])
+
+    def _outputs(self) -> None:
+        g = self.g
+        for i in range(g.acc.arg):
+            block, token = self._block_of(i)
+            row, inside = g.row(token)
+            from_ = g.first_column + block * TMEM_ROWS + (WARP & 3) * LANES
+            place = g.place("partial", token, from_, 1, LANES)
+            index, held = row * g.hidden + from_ + LANE, part(g.acc, i, 1)
+            emit(g.put_partial(index, inside, place, held))

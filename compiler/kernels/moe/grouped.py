@@ -11,7 +11,6 @@ the device knows. A step is one block of K, 128 elements: 128 bytes of every row
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
@@ -36,7 +35,7 @@ from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish, single
-from ptxflow.compiler.tile.rings import Ring
+from ptxflow.compiler.tile.rings import Ring, Tiles
 from ptxflow.compiler.tile.tensors import load_global, store_global
 
 ROW = 128  # bytes of a row in a step
@@ -47,12 +46,14 @@ ENTRIES = {True: "moe_up", False: "moe_down"}
 class Grouped(Shape):
     """Either product."""
 
-    consumer_warps: int
+    acc: UOp  # sums of all K
+    store: Callable[[], Body]  # what becomes of them
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, "u_" if up else "d_")
         self.up, self.entry = up, ENTRIES[up]
         self.consumers: int = s.consumers
+        self.consumer_warps = 4 * self.consumers
         self.swapped = bool(s.swap)
         self.k = self.hidden if up else self.inner
         self.n = 2 * self.inner if up else self.hidden
@@ -66,21 +67,14 @@ class Grouped(Shape):
         self.weights = smem("weight_tiles", self.weight_tile.bytes, self.stages)
         self.scales = smem("scale_rows", self.scale_sets * self.tile_t * 4, self.stages, align=128)
         self.copiers: int = int(copiers(self.s.fields(), self.device))
+        fillers = self.copiers + 1 if up else 1
+        frees = self.consumer_warps + int(device.has_tmem)  # with tcgen05 a commit, too
+        self.ring = Ring.of("ring", self.stages, fillers, frees)
         self.steps = const(self.k // BLOCK, "steps")
         self.tiles_w = const(self.n // self.tile_w, "tiles_w")
         self._own_rows = self.tile_t // self.copiers  # rows of the tile that a warp copies
         self.lines = self._own_rows // LINES  # groups of rows that a warp copies together
         self.scale_words = -(-self._own_rows // 32)  # rows of which a lane copies the scale
-
-    @cached_property
-    def ring(self) -> Ring:
-        fillers = self.copiers + 1 if self.up else 1
-        return Ring.of("ring", self.stages, fillers, self.releases)
-
-    @property
-    def releases(self) -> int:
-        """Arrivals that free a stage."""
-        return self.consumer_warps
 
     # -- which tile ----------------------------------------------------------------------------
 
@@ -115,6 +109,19 @@ class Grouped(Shape):
     def use(self, sequence: UOp, k: UOp) -> UOp:
         return sequence * self.steps + k
 
+    def multiply(self, sequence: UOp) -> list[Body]:
+        """A tile: all steps, and what becomes of its sums."""
+        k = var("k")
+        return [
+            at.mov(self.acc, 0),
+            loop(k, self.steps, self.step(self.use(sequence, k), k)),
+            self.store(),
+        ]
+
+    def step(self, use: UOp, k: UOp) -> list[Body]:
+        """A block of K, added to the sums of all."""
+        raise NotImplementedError
+
     # -- filling -------------------------------------------------------------------------------
 
     def produce(self, first: int) -> list[Body]:
@@ -135,17 +142,16 @@ class Grouped(Shape):
         ]
         return [when(warp < self.copiers, self.find(), self.each_tile("p", gather), last)]
 
-    def _weights(self, stage: UOp, k: UOp) -> list[UOp]:
+    def _weights(self, use: UOp, k: UOp) -> list[UOp]:
         """The TMA of a stage's weights."""
+        stage = self.ring.stage(use)
         bar, target = slot(self.ring.full, stage), slot(self.weights, stage)
         expert, tile = self.value("p_expert"), self.value("p_weight")
         box = (BLOCK, self.tile_w)
         if not self.up:
             row = expert * self.n + tile * self.tile_w
-            load = at.tma_load(
-                target, param("weights_map"), k * BLOCK, row, bar, box=box, element=1, apart=True
-            )
-            return [load]
+            tiles = Tiles("weights", self.ring, self.weights, self.weight_tile)
+            return tiles.load(use, k * BLOCK, [row], self.tile_w)
         groups = self.tile_w // (2 * GATE_ROWS)
         place = (k * BLOCK, 0, 0, tile * groups, expert)
         return [at.tma_load_5d(target, param("weights_map"), *place, bar, box=box, element=1)]
@@ -180,7 +186,7 @@ class Grouped(Shape):
             element=1,
         )
         expect = at.mbar_arrive_expect(bar, bytes=bytes_)
-        return [self.ring.wait_empty(use), expect, *self._weights(stage, k), tokens, *scales]
+        return [self.ring.wait_empty(use), expect, *self._weights(use, k), tokens, *scales]
 
     def _look_up(self, warp: UOp) -> list[UOp]:
         """The tokens of a warp's rows: of the lane's lines, and of a row for each lane."""
@@ -229,7 +235,7 @@ class Grouped(Shape):
         ]
         before = const(self.lag - 1) < use
         return [
-            elect(warp.eq(0), self.ring.wait_empty(use), expect, *self._weights(stage, k)),
+            elect(warp.eq(0), self.ring.wait_empty(use), expect, *self._weights(use, k)),
             self.ring.wait_empty(use),
             copies,
             scales,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
-from ptxflow.compiler.ir.statements import Body, Role, loop, role
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const
+from ptxflow.compiler.ir.statements import Body, Role, role
 from ptxflow.compiler.ir.storage import part, slot
 from ptxflow.compiler.kernels.moe.decisions import REGS, WARPGROUP_ROWS
 from ptxflow.compiler.kernels.moe.epilogue import Columns, Rows
@@ -27,7 +27,6 @@ class Products(Grouped):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
-        self.consumer_warps = 4 * self.consumers
         self.waves: int = s.waves
         own = self.tile_w // self.consumers if self.swapped else self.tile_w
         self.width = self.tile_t if self.swapped else min(own // self.waves, 256)  # of a unit
@@ -36,6 +35,7 @@ class Products(Grouped):
         self.acc = self.r("acc", self.units * self.each)
         self.part = self.r("part", self.units * self.each // self.waves)
         self.epilogue = (Columns if self.swapped else Rows)(self, self.acc)
+        self.store = self.epilogue.store
         # a lane's: two rows, or two columns of each group of eight
         self.token_scales = self.r("token_scale", self.tile_t // 4 if self.swapped else 2)
 
@@ -52,14 +52,6 @@ class Products(Grouped):
         return self.whole(warps + 4, self.epilogue.storage, *roles)
 
     # -- multiplying ---------------------------------------------------------------------------
-
-    def multiply(self, sequence: UOp) -> list[Body]:
-        k = var("k")
-        return [
-            at.mov(self.acc, 0),
-            loop(k, self.steps, self.step(self.use(sequence, k), k)),
-            self.epilogue.store(),
-        ]
 
     def step(self, use: UOp, k: UOp) -> list[Body]:
         """A block of K: as many parts of it as have scales of their own, in waves."""

@@ -6,17 +6,11 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.rmsnorm.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.rmsnorm.decisions import DECISIONS, RULES, resources, revise
 from ptxflow.compiler.kernels.rmsnorm.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.rmsnorm.problem import problem
 from ptxflow.compiler.launch import Launch, launch_of
-
-
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel."""
-    return Kernel(p, s, device).build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -73,7 +67,7 @@ RMSNORM = Family(
     demand=demand,
     features=features,
     costs=COSTS,
-    build=build,
+    build=lambda p, s, d: Kernel(p, s, d).build(),
     trips=trips,
     launch=launch,
     trial=trial,

@@ -17,6 +17,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.rmsnorm import decisions
 from ptxflow.compiler.kernels.rmsnorm.problem import ELEMENT
+from ptxflow.compiler.kernels.waves import filled, rounds
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     blocks, tiles = ctas * f.ctas_per_row, -(-total // ctas)
     per_sm = -(-blocks // device.sms)
     resident = np.minimum(_occupancy(f, problem, device, c), per_sm)
-    rounds = per_sm / resident
-    wave = 1 + c.wave * (np.ceil(rounds) / rounds - 1)
+    turns = per_sm / resident
+    wave = 1 + c.wave * (np.ceil(turns) / turns - 1)
     rows = np.minimum(decisions.group_rows(f), problem["batch_size"])
     bytes_ = rows * hidden * ELEMENT * summands / f.ctas_per_row
     second = device.clock_ghz * 1e9
@@ -158,10 +159,7 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         "wide_vectors": float(hidden % 8 == 0),
     }
     for rows in (1, 2, 4, 8, 16, 32, 64):
-        blocks = -(-batch // rows)
-        out[f"rounds_{rows}"] = (math.log2(-(-blocks // device.sms)) - 2) / 3
-        out[f"full_{rows}"] = 2 * blocks / (-(-blocks // device.sms) * device.sms) - 1
+        out |= rounds(str(rows), -(-batch // rows), device)
     for threads_ in (32, 128, 512):
-        unit = threads_ * 8
-        out[f"used_{threads_}"] = 2 * hidden / (-(-hidden // unit) * unit) - 1
+        out[f"used_{threads_}"] = filled(hidden, threads_ * 8)
     return out

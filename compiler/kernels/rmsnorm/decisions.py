@@ -111,11 +111,6 @@ def registers(f: Fields, problem: Problem) -> Any:
     return addresses + rows + weights + 2 * f.vector + 28 + 3 * f.rows_in_flight + sums
 
 
-def register_limit(f: Fields, device: Device) -> Any:
-    share = device.registers_per_sm // threads(f) // 8 * 8
-    return np.minimum(share, device.registers_per_thread)
-
-
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM."""
     held = -(-registers(f, problem) // 8) * 8
@@ -223,7 +218,7 @@ RULES = (
     rule(
         "rows and weights exceed the registers of a thread",
         _SHAPE,
-        lambda f, p, d: registers(f, p) <= register_limit(f, d),
+        lambda f, p, d: registers(f, p) <= d.register_share(threads(f)),
     ),
     rule(
         "a CTA that strides over the rows needs more of them than the first",

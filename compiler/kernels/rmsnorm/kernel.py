@@ -31,22 +31,7 @@ from ptxflow.compiler.ir.nodes import (
 )
 from ptxflow.compiler.ir.statements import KernelInfo, kernel, when
 from ptxflow.compiler.ir.storage import slot, smem
-from ptxflow.compiler.kernels.rmsnorm.decisions import (
-    ALL,
-    EARLY,
-    KEPT,
-    LATE,
-    REGISTERS,
-    group_rows,
-    loops,
-    piece,
-    row_warps,
-    sharers,
-    smem_bytes,
-    taken,
-    threads,
-    vectors,
-)
+from ptxflow.compiler.kernels.rmsnorm import decisions
 from ptxflow.compiler.kernels.rmsnorm.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.rmsnorm.problem import ELEMENT
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
@@ -87,12 +72,22 @@ class Kernel:
         self.hidden = problem["hidden_size"]
         fused = bool(problem.constant("residual"))
         self.summands = ("hidden_states", "residual") if fused else ("hidden_states",)
-        self.loops, self.kept = bool(loops(f)), s.residency == REGISTERS
+        self.loops, self.kept = bool(decisions.loops(f)), s.residency == decisions.REGISTERS
         self.ahead, self.ctas = bool(s.load_ahead), int(s.ctas_per_row)
-        self.vectors, self.row_warps = int(vectors(f, problem)), int(row_warps(f))
-        self.warps, self.group_rows = int(threads(f)) // WARP_SIZE, int(group_rows(f))
-        self.smem_bytes, self.flight = int(smem_bytes(f)), int(s.rows_in_flight)
-        self.piece, self.sharers, self.taken = int(piece(f)), int(sharers(f)), int(taken(f))
+        self.vectors, self.row_warps = (
+            int(decisions.vectors(f, problem)),
+            int(decisions.row_warps(f)),
+        )
+        self.warps, self.group_rows = (
+            int(decisions.threads(f)) // WARP_SIZE,
+            int(decisions.group_rows(f)),
+        )
+        self.smem_bytes, self.flight = int(decisions.smem_bytes(f)), int(s.rows_in_flight)
+        self.piece, self.sharers, self.taken = (
+            int(decisions.piece(f)),
+            int(decisions.sharers(f)),
+            int(decisions.taken(f)),
+        )
         self.at_once = self.vectors if self.kept else int(s.unroll)
         self.row_threads, self.width = int(s.row_threads), int(s.vector)
         self.packed = self.width // 2  # registers of a vector
@@ -129,7 +124,7 @@ class Kernel:
         return kernel(info, body, leave)
 
     def _groups(self) -> None:
-        self._weights(KEPT)
+        self._weights(decisions.KEPT)
         rows = self._vectors()
         if not self.loops:
             self.normalise(rows, CTAID // self.ctas if self.ctas > 1 else CTAID, const(0))
@@ -168,7 +163,7 @@ class Kernel:
 
         Each sum has its own registers, so that the validator misses one that is left out.
         """
-        self._weights(EARLY)
+        self._weights(decisions.EARLY)
         wide, sums = list[Float32](), dict[int, Float32]()
         for v in rows:
             x = self._widen(v)
@@ -181,7 +176,7 @@ class Kernel:
             sums[v.k] = total
         after()
         scale = self.reduce(turn, list(sums.values()))
-        self._weights(LATE)
+        self._weights(decisions.LATE)
         for v, x in zip(rows, wide, strict=True):
             self._finish(v, x, scale, group)
 
@@ -285,7 +280,7 @@ class Kernel:
         to 16 bits. Weights that are loaded early are so before the first of them is used.
         """
         first, *others = v.raw
-        if self.s.weights == EARLY:
+        if self.s.weights == decisions.EARLY:
             zero = param("batch_size") >> 31  # rows are fewer than 2^30
             weight = self.weight[v.j]
             first = self.r.of(at.after_load, first, weight, zero, n=first.n, last="src")
@@ -370,7 +365,7 @@ class Kernel:
         """The warps of the cluster, of the CTA, or those of each row by a barrier of its own."""
         if self.ctas > 1:
             return [at.cluster_arrive(), at.cluster_wait()]
-        if self.s.barrier == ALL:
+        if self.s.barrier == decisions.ALL:
             return [at.cta_sync()]
         meet = [at.named_sync(id=1 + r, threads=self.row_threads) for r in range(self.s.rows)]
         return [when(row.eq(r), each) for r, each in enumerate(meet)]

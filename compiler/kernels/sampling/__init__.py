@@ -6,26 +6,13 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.sampling.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.sampling.decisions import DECISIONS, RULES, resources
 from ptxflow.compiler.kernels.sampling.kernel import ENTRY, PRESENT, RANDOM, Kernel
 from ptxflow.compiler.kernels.sampling.problem import problem
-from ptxflow.compiler.launch import (
-    GENERATOR,
-    Given,
-    Launch,
-    PresentParam,
-    RandomParam,
-    launch_of,
-)
+from ptxflow.compiler.launch import GENERATOR, Given, Launch, PresentParam, RandomParam, launch_of
 
 TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are long
-
-
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernel."""
-    return Kernel(p, s, device).build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -82,7 +69,7 @@ SAMPLING = Family(
     demand=demand,
     features=features,
     costs=COSTS,
-    build=build,
+    build=lambda p, s, d: Kernel(p, s, d).build(),
     trips=trips,
     launch=launch,
     trial=trial,

@@ -10,6 +10,7 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
+from ptxflow.compiler.kernels import waves
 from ptxflow.compiler.kernels.sampling import decisions
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT
 
@@ -80,7 +81,5 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         "wide_vectors": float(vocab % 4 == 0),
     }
     for ctas in (1, 2, 4, 8):
-        blocks = batch * ctas
-        out[f"rounds_{ctas}"] = (math.log2(-(-blocks // device.sms)) - 2) / 3
-        out[f"full_{ctas}"] = 2 * blocks / (-(-blocks // device.sms) * device.sms) - 1
+        out |= waves.rounds(str(ctas), batch * ctas, device)
     return out

@@ -106,15 +106,10 @@ def registers(f: Fields, problem: Problem) -> Any:
     return held + held // 8 + 32 + both + whole
 
 
-def register_limit(f: Fields, device: Device) -> Any:
-    share = device.registers_per_sm // (f.threads * f.resident) // 8 * 8
-    return np.minimum(share, device.registers_per_thread)
-
-
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM."""
     asked = -(-registers(f, problem) // 8) * 8 + np.where(f.resident == 1, 32, 0)
-    held = np.minimum(asked, register_limit(f, device))
+    held = np.minimum(asked, device.register_share(f.threads * f.resident))
     smem = smem_bytes(f, problem)
     resident = device.resident_blocks(smem, held, f.threads)
     return Resources(smem, held, f.threads, 0 * f.threads, resident)
@@ -182,7 +177,7 @@ RULES = (
     rule(
         "row and temporaries exceed the registers of a thread",
         "ctas threads vector residency unroll resident",
-        lambda f, p, d: registers(f, p) <= register_limit(f, d),
+        lambda f, p, d: registers(f, p) <= d.register_share(f.threads * f.resident),
     ),
     rule(
         "threads and shared memory of so many CTAs exceed those of an SM",

@@ -21,19 +21,8 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, var
 from ptxflow.compiler.ir.statements import KernelInfo
 from ptxflow.compiler.ir.storage import global_tensor, part, rectangle, slot, smem
-from ptxflow.compiler.kernels.sampling import filters
-from ptxflow.compiler.kernels.sampling.decisions import (
-    ALIGN,
-    LINE,
-    REGISTERS,
-    SHARED,
-    at_once,
-    later_digits,
-    segments,
-    slots,
-    smem_bytes,
-    vectors,
-)
+from ptxflow.compiler.kernels.sampling import decisions, filters
+from ptxflow.compiler.kernels.sampling.decisions import ALIGN, LINE, REGISTERS, SHARED
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT, SAMPLE
 from ptxflow.compiler.launch import GENERATOR
 from ptxflow.compiler.lower import finish
@@ -61,16 +50,22 @@ class Kernel:
         self.vocab, self.ctas, self.threads = problem["vocab_size"], int(s.ctas), int(s.threads)
         self.warps, self.width = self.threads // WARP_SIZE, int(s.vector)
         self.kept, self.shared = s.residency == REGISTERS, s.residency == SHARED
-        self.vectors, self.at_once = int(vectors(f, problem)), int(at_once(f, problem))
-        self.chunks, self.segments = self.vectors // self.at_once, int(segments(f, problem))
+        self.vectors, self.at_once = (
+            int(decisions.vectors(f, problem)),
+            int(decisions.at_once(f, problem)),
+        )
+        self.chunks, self.segments = (
+            self.vectors // self.at_once,
+            int(decisions.segments(f, problem)),
+        )
         self.step = self.width * WARP_SIZE  # elements of a warp's vector
         self.size = self.at_once * self.step  # and of a segment
-        self.runs, self.slots = self.ctas * self.warps, int(slots(f))
+        self.runs, self.slots = self.ctas * self.warps, int(decisions.slots(f))
         self.bits = int(s.bits)
         self.first = {"bits": self.bits, "copies": int(s.copies)}  # of the first digit's bins
         self.rank = CTA_RANK if self.ctas > 1 else const(0)
         self.row = CTAID // self.ctas
-        self.smem_bytes = int(smem_bytes(f, problem))
+        self.smem_bytes = int(decisions.smem_bytes(f, problem))
         self.storage: list[UOp] = []
         self.zeroed: dict[UOp, int] = {}  # lines
         self.overflow = slot(self._zeroed("overflow", LINE), 0, 0, 4)
@@ -328,7 +323,7 @@ class Threshold:
         self, name: str, prefix: UInt32, above: UInt32, found: UInt32, quantity: str
     ) -> tuple[UInt32, UInt32]:
         """The whole key of a threshold behind its first digit, and what was found at last."""
-        k, later = self.k, later_digits(self.k.bits)
+        k, later = self.k, decisions.later_digits(self.k.bits)
         shift = sum(later)
         for label, bits in zip("bc", later, strict=True):
             shift -= bits
@@ -367,7 +362,7 @@ class Threshold:
         start = r.of(at.choose, active, r.uint32(0), nowhere)
         bins, size = k._bins("inner_bins", k.warps, k.bits), 4 << k.bits
         emit(at.refine(part(bins, 0, size), start, outer, *self.operands,
-                       shift=sum(later_digits(k.bits)), bits=k.bits, quantity="mass",
+                       shift=sum(decisions.later_digits(k.bits)), bits=k.bits, quantity="mass",
                        **self.attrs))  # fmt: skip
         emit(at.cta_sync(), k._sum_ranges(bins, k.bits), at.cta_sync())
         with where(FIRST):

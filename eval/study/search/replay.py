@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.family import Choice
-from ptxflow.env.measurements import SCREEN, Measurement, by_workload, load_measurements
+from ptxflow.env.measurements import REFINE, SCREEN, Measurement, by_workload, load_measurements
 from ptxflow.env.observations import Observations, StrategyTime, observe
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem, product
 from ptxflow.env.tasks.definition import load
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.training_set import registered, row_of
-from ptxflow.eval.study.optimum import LEAST, relative_times
 
 Array = NDArray[np.float64]
+LEAST = 120  # strategies of a sub-space that count as brute force; some whole spaces have no more
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,26 @@ class Replay:
         """[n] as measured; 0 where the kernel failed."""
         result: Array = self.space.problem.flops / self.seconds / 1e12
         return result
+
+
+def relative_times(measured: Sequence[Measurement]) -> dict[tuple[tuple[str, object], ...], float]:
+    """Of one workload: time over the yardstick's, by strategy; refined where it was.
+
+    The yardstick's is its median over the campaign and pass: single rounds of few samples stray.
+    """
+    timed = [m for m in measured if m.status == "ok" and m.latency_us and m.baseline_us]
+    peers: dict[tuple[str, str], list[float]] = {}
+    for m in timed:
+        peers.setdefault((m.run, m.timing_pass), []).append(m.baseline_us or 0.0)
+    reference = {session: median(found) for session, found in peers.items()}
+    times: dict[tuple[tuple[str, object], ...], tuple[bool, float]] = {}
+    for m in timed:
+        time = (m.latency_us or 0.0) / reference[m.run, m.timing_pass]
+        new = m.timing_pass == REFINE, time
+        old = times.get(m.key)
+        if old is None or new[0] >= old[0]:
+            times[m.key] = new
+    return {key: time for key, (_, time) in times.items()}
 
 
 def read_replays(paths: Iterable[Path], least: int = LEAST) -> list[Replay]:

@@ -2,8 +2,8 @@
 
 Kernels choose the first of equal tokens, and order them so. Rows of the batch are of four kinds in
 turn: scores of all sizes; the same for a sequence of few tokens or none; negative ones and some
-that are zero; and equal ones. A single sequence has few scores that are not zero, its last
-tokens among them. What lies past a sequence's end is NaN, or the page of another.
+that are zero, as their keys are; and equal ones. A single sequence has few scores that are not
+zero, its last tokens among them. What lies past a sequence's end is NaN, or the page of another.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ NAN_BYTE = 0x7F  # of float8_e4m3fn
 UNWRITTEN = -7  # an output that a kernel left alone: -1 is padding
 SCALES = (0.5, 1.0, 2.0, 4.0, -1.0)
 FEW = 5
+ZEROS = 1 / 16  # of the tokens of a sequence of negative scores
 LAST = 16  # tokens of a single sequence that keep their scores
 
 
@@ -41,9 +42,9 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     q = rng.integers(-2, 3, (batch, heads, dim)).astype(np.float32)
     weights = rng.integers(-8, 17, (batch, heads)) / 8
     weights[2::4] = -1 - abs(weights[2::4])
-    weights[2::4, 4:] = 0  # of four heads: zero where no product is positive
     weights[3::4] = 0
     keys = rng.integers(-3, 4, (batch, width * page, dim)).astype(np.float32)
+    keys[2::4][rng.random(keys[2::4].shape[:2]) < ZEROS] = 0
     if batch == 1:
         some = max(problem["topk"] // 2 - LAST, problem["topk"] // 4)
         keys[0, rng.permutation(lens[0] - LAST)[some:]] = 0
@@ -69,10 +70,12 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
 
 
 def _lengths(problem: Problem) -> list[int]:
-    """One sequence leaves out some tokens of its last page, others are short, empty or half."""
+    """One sequence leaves out some tokens of its last page, others are empty, without a last page,
+    short, as long as the list, or half."""
     most = problem["max_num_pages"] * problem["page_size"]
-    kinds = (most - 3, FEW, most - 1, most - problem["page_size"], most // 2, 0)
-    return [kinds[b % len(kinds)] if b != 1 else 0 for b in range(problem["batch_size"])]
+    listed = min(problem["topk"], most)
+    kinds = (most - 3, 0, most - 1, most - problem["page_size"], FEW, listed, most // 2)
+    return [kinds[b % len(kinds)] for b in range(problem["batch_size"])]
 
 
 def _float8(values: Values) -> Values:

@@ -1,0 +1,84 @@
+"""An evolutionary search of a reward in a space of any size; nothing is listed.
+
+Uniform draws, then generations: all strategies that differ from one of the best in one decision,
+and children that take each decision from one of two of the best. What is not valid is passed over,
+and nothing is asked for twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.env.space import Codes, StrategySpace
+
+Indices = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Search:
+    """How much is asked for.
+
+    drawn    uniform draws, first
+    rounds   generations, fewer where one finds nothing new
+    kept     of the best that are changed in every decision
+    crossed  children of two of the best `drawn`, of a generation
+    """
+
+    drawn: int
+    rounds: int
+    kept: int
+    crossed: int = 0
+
+    def run(
+        self, space: StrategySpace, worth: Callable[[Codes], Values], seed: int = 0
+    ) -> tuple[Codes, Values]:
+        """Distinct valid codes [n], best first, and what `worth` says of them, more being better;
+        the same for a seed, however the space is kept."""
+        rng = np.random.default_rng(seed)
+        codes = np.unique(space.sample_uniform(self.drawn, rng))
+        values = worth(codes)
+        for _ in range(self.rounds):
+            order = np.argsort(-values, kind="stable")
+            best = space.indices(codes[order[: self.kept]])
+            children = [neighbours(space, best)]
+            if self.crossed:
+                parents = space.indices(codes[order[: self.drawn]])
+                children.append(self._crossed(space, parents, rng))
+            fresh = np.setdiff1d(np.concatenate(children) @ space.strides[1:], codes)
+            if not len(fresh):
+                break
+            codes, values = np.concatenate([codes, fresh]), np.concatenate([values, worth(fresh)])
+        order = np.argsort(-values, kind="stable")
+        return codes[order], values[order]
+
+    def _crossed(self, space: StrategySpace, rows: Indices, rng: np.random.Generator) -> Indices:
+        """Of pairs of rows, the better of which are taken more often."""
+        places = (len(rows) * rng.random((2, self.crossed)) ** 2).astype(np.int64)
+        first = rng.random((self.crossed, rows.shape[1])) < 0.5
+        return valid(space, np.where(first, rows[places[0]], rows[places[1]]))
+
+
+#: about 6,000 strategies: of GEMM's wide space what 20,000 uniform draws reach or 2% more, by the
+#: model, and 28,000 strategies find no better
+USUAL = Search(drawn=2000, rounds=8, kept=16, crossed=500)
+
+
+def neighbours(space: StrategySpace, rows: Indices) -> Indices:
+    """The valid strategies [m, F] that differ from one of these [n, F] in one decision."""
+    out = []
+    for depth, size in enumerate(space.sizes):
+        changed = np.repeat(rows, size, 0)
+        changed[:, depth] = np.tile(np.arange(size), len(rows))
+        out.append(changed)
+    return valid(space, np.concatenate(out))
+
+
+def valid(space: StrategySpace, rows: Indices) -> Indices:
+    """Those of indices [n, F] that are a strategy of the space."""
+    kept: Indices = rows[space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]] > 0]
+    return kept

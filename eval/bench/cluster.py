@@ -1,0 +1,425 @@
+"""GPUs and compilers of other hosts, by Dask: `--cluster ADDRESS` of whatever measures.
+
+A host offers GPUs as Dask workers with the resource GPU=1, one each, and cores as workers with
+COMPILE=1. What crosses the network is text (JSON) and bytes. A GPU's worker keeps the killable
+child that a local measurement has. Its loss costs time alone: what it held is measured by another
+GPU of its kind, and a kernel that three GPUs were lost over is said to be at fault.
+
+Who can reach the scheduler runs code on its workers: Dask names functions by pickle. Use TLS
+(`Security` of Dask's configuration) on a network that is not yours alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from ptxflow.command import BadInput
+from ptxflow.compiler import errors
+from ptxflow.compiler.backend import cache, ptxas
+from ptxflow.compiler.backend.ptxas import PtxasError, Usage
+from ptxflow.compiler.backend.runtime import CAPABILITY
+from ptxflow.compiler.backend.sass import SassReport
+from ptxflow.compiler.compilation import CompiledKernel, compile_chunk
+from ptxflow.compiler.device import DEVICES, Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.launch import Launch
+from ptxflow.eval.bench.worker import Lost, Worker, WorkerError
+
+Json = dict[str, Any]
+Outcome = CompiledKernel | Exception
+Task = tuple[Problem, Strategy, Device]
+GPU, COMPILE = {"GPU": 1}, {"COMPILE": 1}
+POLL = 1.0  # seconds between looks at whether a worker lives
+REBIND = 60.0  # seconds that a GPU of the kind may take to come (back)
+LOSSES = 3  # of GPUs over one job, after which the job is at fault
+ANSWER = 240.0  # seconds for a GPU's worker to say what it is
+
+
+# What crosses the network ------------------------------------------------------------------------
+
+
+def task_text(tasks: Sequence[Task]) -> str:
+    """Jobs for `compile_text`."""
+    return json.dumps([[asdict(p), s.to_json(), d.name] for p, s, d in tasks])
+
+
+def read_tasks(text: str) -> list[Task]:
+    return [
+        (_problem(problem), Strategy.from_json(strategy), DEVICES[device])
+        for problem, strategy, device in json.loads(text)
+    ]
+
+
+def _problem(data: Json) -> Problem:
+    pairs = {name: tuple(map(tuple, data[name])) for name in ("axes", "constants")}
+    chained = data["chained"]
+    return Problem(**data | pairs | {"chained": None if chained is None else tuple(chained)})
+
+
+def compile_text(text: str) -> str:
+    """In a worker: the kernels of `task_text`, or why there is none, as text."""
+    return outcome_text(compile_chunk(read_tasks(text)))
+
+
+def outcome_text(outcomes: Sequence[Outcome]) -> str:
+    return json.dumps([_plain(o) for o in outcomes])
+
+
+def _plain(outcome: Outcome) -> Json:
+    if isinstance(outcome, Exception):
+        return {"refusal": type(outcome).__name__, "text": str(outcome)}
+    return {
+        "launch": outcome.launch.to_json(),
+        "ptx": outcome.ptx,
+        "cubin": base64.b64encode(outcome.cubin).decode(),
+        "usage": asdict(outcome.usage),
+        "sass": asdict(outcome.sass),
+        "checks": outcome.checks,
+    }
+
+
+def read_outcomes(text: str, tasks: Sequence[Task]) -> list[Outcome]:
+    """What `compile_text` said of these tasks."""
+    return [_outcome(row, *task) for row, task in zip(json.loads(text), tasks, strict=True)]
+
+
+def _outcome(row: Json, problem: Problem, strategy: Strategy, device: Device) -> Outcome:
+    if "refusal" in row:
+        kinds = {c.__name__: c for c in (*errors.CompileError.__subclasses__(), PtxasError)}
+        return kinds.get(row["refusal"], errors.CompileError)(row["text"])
+    found = row["sass"]
+    sass = SassReport(found["counts"], tuple(found["missing"]), tuple(found["forbidden"]))
+    launch, cubin = Launch.from_json(row["launch"]), base64.b64decode(row["cubin"])
+    usage, checks = Usage(**row["usage"]), tuple(row["checks"])
+    return CompiledKernel(problem, strategy, device, launch, row["ptx"], cubin, usage, sass, checks)
+
+
+# In a GPU's Dask worker --------------------------------------------------------------------------
+
+_CHILDREN: dict[str, Worker] = {}
+
+
+def _child(command: str) -> Worker:
+    if command not in _CHILDREN:
+        _CHILDREN[command] = Worker(json.loads(command))
+    return _CHILDREN[command]
+
+
+def about(command: str) -> str:
+    """What the GPU's child says of it, the compiler's sources, and ptxas' version; or `error`."""
+    try:
+        gpu = _child(command).start()
+        return json.dumps({"gpu": gpu, "code": cache.sources(), "ptxas": ptxas.version()})
+    except (WorkerError, ptxas.ToolMissing) as error:
+        return json.dumps({"error": str(error)})
+
+
+def run(command: str, job: str, images: Sequence[bytes], timeout: float) -> str:
+    """The child's outcome of a job, whose images come along; `error` where the machinery fails."""
+    with tempfile.TemporaryDirectory(prefix="ptxflow-") as folder:
+        paths = [Path(folder, f"{i}.cubin") for i in range(len(images))]
+        for path, image in zip(paths, images, strict=True):
+            path.write_bytes(image)
+        try:
+            return json.dumps(_child(command).run(_with_images(json.loads(job), paths), timeout))
+        except WorkerError as error:
+            _child(command).stop()
+            return json.dumps({"error": str(error)})
+
+
+def stop(command: str) -> None:
+    """Kill the child."""
+    _child(command).stop()
+
+
+def _with_images(job: Json, paths: Sequence[Path]) -> Json:
+    if "kernels" not in job:
+        return job | {"image": str(paths[0])}
+    kernels = [k | {"image": str(p)} for k, p in zip(job["kernels"], paths, strict=True)]
+    return job | {"kernels": kernels}
+
+
+def _images(job: Json) -> list[bytes]:
+    named = [k["image"] for k in job["kernels"]] if "kernels" in job else [job["image"]]
+    return [Path(name).read_bytes() for name in named]
+
+
+# Here --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What GPUs must share for their times to stand in one table."""
+
+    gpu: str
+    driver: str
+    code: str
+    ptxas: str
+
+    @staticmethod
+    def of(said: Json) -> Kind:
+        gpu = said["gpu"]
+        return Kind(gpu.get("name", ""), gpu.get("driver", ""), said["code"], said["ptxas"])
+
+    def __str__(self) -> str:
+        return f"{self.gpu}, driver {self.driver}, ptxas {self.ptxas}, compiler {self.code}"
+
+
+@dataclass
+class Cluster:
+    """A connection to a Dask scheduler. `address` as in tcp://host:8786.
+
+    `command` starts the child of a GPU, by default the worker's own Python; `compile_in` is what a
+    compiler's worker does. BadInput where Dask is not installed or no scheduler answers.
+    """
+
+    address: str
+    command: Sequence[str] = ()
+    compile_in: Callable[[str], str] = compile_text
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
+    kind: Kind | None = None
+    _bound: dict[str, RemoteWorker] = field(default_factory=dict)
+    _strangers: set[str] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        try:
+            from distributed import Client
+        except ImportError:
+            raise BadInput("--cluster needs Dask: pip install 'ptxflow[cluster]'") from None
+        try:
+            self.client = Client(self.address, timeout=20, set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"no Dask scheduler answers at {self.address}: {error}") from None
+        self.child = json.dumps([*self.command])
+
+    def addresses(self, resource: Mapping[str, int]) -> list[str]:
+        """Of the workers that offer it. Lost where the scheduler is gone."""
+        (name,) = resource
+        try:
+            workers = self.client.scheduler_info(n_workers=-1)["workers"]
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+        ) as error:  # a client that is cut off knows no workers
+            raise Lost(f"the scheduler at {self.address} is gone: {error}") from None
+        return [a for a, w in workers.items() if w.get("resources", {}).get(name)]
+
+    def gpus(self, device: Device) -> list[RemoteWorker]:
+        """One a GPU of the kind that most of those are of which run the device's code; the rest are
+        named on stderr. BadInput where there is none."""
+        found = self._ask(self.addresses(GPU))
+        able = {a: said for a, said in found.items() if _runs(said["gpu"], device)}
+        if not able:
+            raise BadInput(f"no GPU of the cluster at {self.address} runs code for {device.name}")
+        kinds = Counter(map(Kind.of, able.values()))
+        self.kind = kinds.most_common(1)[0][0]
+        for kind, count in kinds.items():
+            if kind != self.kind:
+                self.say(f"{count} GPUs are not used, as these are of another kind: {kind}")
+        ours = [a for a, said in able.items() if Kind.of(said) == self.kind]
+        if self.kind.code != cache.sources():
+            raise BadInput("the cluster's workers have another version of the compiler than this "
+                           f"program: {self.kind.code}, not {cache.sources()}")  # fmt: skip
+        workers = [RemoteWorker(self) for _ in ours]
+        for address, worker in zip(ours, workers, strict=True):
+            worker.bind(address, able[address]["gpu"])
+            self._bound[address] = worker
+        return workers
+
+    def _ask(self, addresses: Sequence[str]) -> dict[str, Json]:
+        """What each says it is; who fails or is silent is named on stderr and left out."""
+        asked = {a: self.submit(about, a, self.child) for a in addresses}
+        found, end = {}, time.monotonic() + ANSWER
+        for address, future in asked.items():
+            try:
+                said = json.loads(future.result(timeout=max(0.1, end - time.monotonic())))
+            except Exception as error:  # a worker may fail in any way
+                said = {"error": f"{type(error).__name__}: {error}"}
+            if "error" in said:
+                self._strangers.add(address)
+                self.say(f"the GPU of {address} is not used: {said['error']}")
+            else:
+                found[address] = said
+        return found
+
+    def submit(self, work: Callable[..., Any], address: str, *given: Any) -> Future[Any]:
+        """A call in a GPU's worker."""
+        pool = self.client.get_executor(workers=[address], resources=GPU, pure=False)
+        made: Future[Any] = pool.submit(work, *given)
+        return made
+
+    def rebind(self, worker: RemoteWorker) -> None:
+        """A free GPU of the kind for a worker that has lost its own; Lost where none comes."""
+        end = time.monotonic() + REBIND
+        while time.monotonic() < end:
+            with self._lock:
+                alive = self.addresses(GPU)
+                self._bound = {a: w for a, w in self._bound.items() if w is not worker}
+                held = {a for a in self._bound if a in alive}
+                free = [a for a in alive if a not in held | self._strangers]
+                if free:
+                    self._bound[free[0]] = worker
+            if free:
+                said = self._ask(free[:1]).get(free[0])
+                if said and Kind.of(said) == self.kind:
+                    worker.bind(free[0], said["gpu"])
+                    return
+                self._strangers.add(free[0])
+            time.sleep(POLL)
+        raise Lost(f"a GPU's worker is gone, and no other came within {REBIND:g} s")
+
+    def compiler(self) -> ClusterCompiler:
+        """BadInput where no worker offers COMPILE."""
+        if not (workers := self.addresses(COMPILE)):
+            raise BadInput(f"no worker of the cluster at {self.address} has the resource COMPILE=1")
+        return ClusterCompiler(self, len(workers))
+
+    def close(self) -> None:
+        with suppress(Exception):  # a scheduler that is gone
+            self.client.close(timeout=5)
+
+
+def _runs(gpu: Json, device: Device) -> bool:
+    return tuple(gpu.get("capability", ())) == CAPABILITY[device.arch]
+
+
+class ClusterCompiler:
+    """Compiles chunks on the cluster's cores: a `schedule.Compiler`."""
+
+    def __init__(self, cluster: Cluster, workers: int):
+        self.cluster, self.workers = cluster, workers
+        # Dask gives a lost worker's chunk to another; one that three were lost over fails
+        self._pool = cluster.client.get_executor(resources=COMPILE, pure=False)
+        self._asked: set[Future[list[Outcome]]] = set()
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def submit(self, tasks: list[Task]) -> Future[list[Outcome]]:
+        made: Future[list[Outcome]] = Future()
+        self._asked.add(made)
+        made.add_done_callback(self._asked.discard)
+        said = self._pool.submit(self.cluster.compile_in, task_text(tasks))
+        said.add_done_callback(lambda said: _hand_on(said, made, tasks))
+        made.add_done_callback(lambda made: made.cancelled() and said.cancel())
+        return made
+
+    def _watch(self) -> None:
+        """Fail what is asked for once no worker has offered COMPILE for REBIND seconds."""
+        seen = time.monotonic()
+        while not self._closed.wait(5 * POLL):
+            with suppress(WorkerError):
+                if self.cluster.addresses(COMPILE):
+                    seen = time.monotonic()
+            if time.monotonic() - seen > REBIND:
+                why = f"no worker of the cluster has offered COMPILE=1 for {REBIND:g} s"
+                for made in [*self._asked]:
+                    if made.set_running_or_notify_cancel():
+                        made.set_exception(BrokenProcessPool(why))
+
+    def close(self) -> None:
+        self._closed.set()
+        self._pool.shutdown(wait=False)
+
+
+def _hand_on(said: Future[str], made: Future[list[Outcome]], tasks: list[Task]) -> None:
+    if made.done():
+        return
+    if said.cancelled() or not made.set_running_or_notify_cancel():
+        made.cancel()
+        return
+    try:
+        made.set_result(read_outcomes(said.result(), tasks))
+    except Exception as error:
+        made.set_exception(error)
+
+
+class RemoteWorker(Worker):
+    """A GPU elsewhere, as the schedule sees one: see Worker."""
+
+    def __init__(self, cluster: Cluster):
+        super().__init__()
+        self.cluster, self.address = cluster, ""
+
+    def bind(self, address: str, gpu: Json) -> None:
+        self.address, self.gpu = address, gpu
+        self.starts += 1
+
+    def start(self) -> Json:
+        if not self.address:
+            self.cluster.rebind(self)
+        return self.gpu
+
+    def run(self, job: Json, timeout: float) -> Json:
+        text, images = json.dumps(job), _images(job)
+        for _ in range(LOSSES):
+            self.start()
+            try:
+                said = json.loads(self._call(run, self.cluster.child, text, images, timeout))
+            except Lost:
+                self.address = ""
+                continue
+            if "error" in said:
+                raise WorkerError(said["error"])
+            return dict(said)
+        return {"status": "fault", "detail": f"{LOSSES} hosts were lost while they measured it"}
+
+    def _call(self, work: Callable[..., Any], *given: Any) -> Any:
+        said = self.cluster.submit(work, self.address, *given)
+        while True:
+            try:
+                return said.result(timeout=POLL)
+            except TimeoutError:
+                if self.address not in self.cluster.addresses(GPU):
+                    said.cancel()
+                    raise Lost(f"{self.address} is gone") from None
+            except CancelledError:
+                raise Lost(f"the call in {self.address} was cancelled") from None
+
+    def stop(self) -> None:
+        if self.address:
+            with suppress(Exception):  # one that is lost has no child
+                self.cluster.submit(stop, self.address, self.cluster.child).result(timeout=POLL)
+
+    def end(self, timeout: float) -> None:
+        raise WorkerError("profiles are taken on this machine's GPUs only")
+
+
+# A cluster of this machine -----------------------------------------------------------------------
+
+
+def local(gpus: Sequence[Mapping[str, str]], compilers: int) -> Any:
+    """A Dask cluster here: a worker for each of `gpus` (its environment) and `compilers` more, each
+    a process that a nanny restarts. To be closed."""
+    from dask import config
+    from distributed import Client, Nanny, Scheduler, SpecCluster
+
+    def worker(resources: Mapping[str, int], environment: Mapping[str, str]) -> Json:
+        options = {"nthreads": 1, "resources": resources, "env": dict(environment)}
+        return {"cls": Nanny, "options": options | {"silence_logs": 50}}
+
+    context = get_context("forkserver")  # a process that is restarted has its imports
+    context.set_forkserver_preload(["distributed", __name__])
+    config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    workers = {f"gpu-{i}": worker(GPU, env) for i, env in enumerate(gpus)}
+    workers |= {f"compiler-{i}": worker(COMPILE, {}) for i in range(compilers)}
+    scheduler = {"cls": Scheduler, "options": {"dashboard_address": None}}
+    made = SpecCluster(workers=workers, scheduler=scheduler, silence_logs=50)
+    with Client(made, set_as_default=False) as client:
+        client.wait_for_workers(len(workers), timeout=ANSWER)
+    return made

@@ -1,0 +1,120 @@
+"""The loop as a method of the evaluation: a session on a sub-space whose every strategy was timed.
+
+It stands beside policies and searches under the rules of play, and is told the times that it asks
+for and nothing else. Its draws are those of a policy, given as log-probabilities, corrected by what
+was measured; where a session ends, draws go on. There is no profiler and no machine code here: gaps
+are those of the floors, and no move is found to be missing in SASS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ptxflow.compiler.family import Strategy
+from ptxflow.env.reward import TAU
+from ptxflow.env.space import Space
+from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.roofline import Floors
+from ptxflow.eval.bench.work import counted
+from ptxflow.eval.study.search.play import Search
+from ptxflow.eval.study.search.replay import Replay
+from ptxflow.eval.tune.draws import Residuals, coded
+from ptxflow.eval.tune.knowledge import Experience, Outcome, Row
+from ptxflow.eval.tune.loop import Bench, Limits, Round, Session, Timed, answered
+from ptxflow.gfn.inference import SHARPNESS
+
+Array = NDArray[np.float64]
+STARTS = 8
+ENDLESS = Limits(rounds=10_000, measurements=10**9)
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """See the module. `seconds` is what a time of 1 stands for, as a method is told times.
+
+    log_probs  [len(space)] of the policy that draws
+    floors     of the problem; None: the loop knows cycles alone, no gaps and no states
+    rows       of a knowledge base
+    tries      what a session learned of moves is added here
+    """
+
+    name: str
+    log_probs: Array = field(repr=False)
+    floors: Floors | None
+    seconds: float
+    rows: Sequence[Row] = field(default=(), repr=False)
+    tries: list[Outcome] = field(default_factory=list, repr=False)
+    seeded: bool = True
+
+    def search(self, space: Space, rng: np.random.Generator) -> Search:
+        measured: dict[Strategy, Timed] = {}
+        draws = _Draws(space, self.log_probs, measured)
+        session = Session(
+            space, self.floors, Bench(), draws, Experience(self.rows), ENDLESS,
+            int(rng.integers(2**31)), measured, self.tries,
+        )  # fmt: skip
+        first = [space.strategy(int(c)) for c in draws(space, STARTS, session.seed)]
+        steps = session.steps(first)
+        step = next(steps, None)
+        try:
+            while step is not None:
+                if isinstance(step, Round):
+                    step = next(steps, None)
+                    continue
+                times = []
+                for at in np.searchsorted(space.codes, coded(space, step)):
+                    times.append(Timed(1e6 * self.seconds * (yield int(at))))
+                step = answered(steps, times)
+        except ValueError:  # none of the first is right
+            pass
+        while len(measured) < len(space):  # the session is over, the budget is not
+            codes = draws(space, len(measured) + 1, int(rng.integers(2**31)))
+            fresh = (s for c in codes if (s := space.strategy(int(c))) not in measured)
+            strategy = next(fresh)
+            (at,) = np.searchsorted(space.codes, coded(space, [strategy]))
+            measured[strategy] = Timed(1e6 * self.seconds * (yield int(at)))
+
+
+@dataclass
+class _Draws:
+    """Distinct draws of a part by log-probabilities [n] over the whole, less what measurements were
+    slower than these made believe."""
+
+    whole: Space
+    logs: Array
+    measured: Mapping[Strategy, Timed]
+
+    def __call__(self, part: Space, k: int, seed: int) -> NDArray[np.int64]:
+        places = np.searchsorted(self.whole.codes, part.codes)
+        keys = SHARPNESS * self.logs[places]
+        right = {s: t.us for s, t in self.measured.items() if t.right}
+        if right:
+            codes = coded(self.whole, list(right))
+            told = -TAU * self.logs[np.searchsorted(self.whole.codes, codes)]
+            off = Residuals(self.whole.indices(codes), np.log(list(right.values())) - told)
+            keys = keys - SHARPNESS / TAU * (off.of(part.indices()) - off.mean)
+        keys = keys + np.random.default_rng(seed).gumbel(size=len(keys))
+        return np.asarray(part.codes[np.argsort(-keys, kind="stable")[:k]])
+
+
+def tuners(replay: Replay, log_probs: Array, rows: Sequence[Row] = ()) -> list[Tuner]:
+    """The loop in its forms; with knowledge, where there is some."""
+    floors, unit = floors_of(replay), replay.yardstick * 1e-6
+    found = [
+        Tuner("tuning loop", log_probs, floors, unit),
+        Tuner("tuning loop, cycles only", log_probs, None, unit),
+        Tuner("tuning loop + knowledge", log_probs, floors, unit, rows),
+    ]
+    return found if rows else found[:2]
+
+
+def floors_of(replay: Replay) -> Floors:
+    """Of the work that the inputs ask for."""
+    problem = replay.space.problem
+    definition = load(problem.definition)
+    axes = {a: v for a, v in problem.axes if a in definition.var_axes}
+    return Floors.of(counted(definition, axes), replay.space.device)
