@@ -152,7 +152,7 @@ ROW = Row(
         _bad("axes.num_experts.value", 128, "there must be 256"),
         _bad("axes.gemm1_out_size.value", 2048, "gemm1_out_size must be 4096"),
         _bad("axes.num_hidden_blocks.value", 55, "num_hidden_blocks must be 56"),
-        _bad("inputs.hidden_states.dtype", "bfloat16", "has the inputs"),
+        _bad("inputs.hidden_states.dtype", "bfloat16", "must be float8_e4m3fn"),
         _bad("inputs.routing_bias.shape", ["seq_len"], "has the inputs"),
         _bad("outputs", {}, "has the outputs"),
     ),
