@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def edges(vocab: int) -> np.ndarray:  # type: ignore[type-arg]
     return (rows / rows.sum(-1, keepdims=True)).astype(np.float32)
 
 
-EDGES = {
+EDGES: dict[str, list[Any]] = {
     "k": [(k, None) for k in (-1, 0, 333, 2, 1, 999, 1000, 1001)],
     "p": [(None, p) for p in (2.0, -1.0, 1e-9, 0.25, 0.5, 1 - 2**-24, 1.0, 0.0)],
     "both": [(10, 0.5), (334, 1.0), (400, 0.999), (0, 0.0), (1000, 0.9)],
