@@ -73,7 +73,8 @@ def prepare(
     """Everything before ptxas: build the strategy's kernel, validate it, and write its PTX.
 
     `validate` is given the kernel, its trip classes and the device, and returns a line for each
-    check; `maker` may stand for the strategy's family. Raises IllegalStrategy for a strategy that breaks a rule, SpecError, HazardError.
+    check; `maker` may stand for the strategy's family. Raises IllegalStrategy for a strategy that
+    breaks a rule, SpecError, HazardError.
     """
     maker = maker or family(strategy.family)
     _refuse_illegal(maker.wide.refusals(problem, strategy, device), strategy, problem, device)

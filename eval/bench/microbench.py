@@ -37,6 +37,8 @@ REPEATS = 7
 PATIENCE = 20.0  # seconds for one probe
 FLUSH = 256 << 20  # bytes that are set to empty L2
 INSTRUCTION = 16  # bytes of machine code
+REMOVED = "ptxas leaves no instruction of it"
+MOST_ISSUED = 4.2  # instructions a cycle: four schedulers, and what a clock may be off
 MOST_APART = 0.05  # of latencies on two GPUs of one kind
 
 
@@ -79,7 +81,7 @@ def sides(probe: Probe) -> Iterator[tuple[int, int]]:
     if probe.latency:
         yield 1, probe.groups
     if probe.warps:
-        yield CHAINS, max(probe.groups // 4, 1)
+        yield CHAINS, max(probe.groups // 2, 2)
 
 
 # On the GPU -------------------------------------------------------------------------------------
@@ -162,13 +164,18 @@ def cost(spans: Array, groups: int) -> list[float]:
 def timed(bench: Bench, probe: Probe, pairs: Sequence[Built]) -> dict[str, Any]:
     """A probe's row: cycles of a step that waits for the one before, and steps a cycle of an SM."""
     row: dict[str, Any] = {"rows": [*probe.rows], "sass": min(p.instructions for p in pairs)}
+    if not row["sass"]:
+        return {"rows": [*probe.rows], "refused": REMOVED}
     for pair in pairs:
         if pair.chains == 1:
             row["latency"] = cost(bench.spans(probe, pair, probe.least), pair.groups)
             continue
         for warps in probe.warps:
             cycles, low, high, *_ = cost(bench.spans(probe, pair, warps), pair.groups)
-            rate = [warps * pair.chains / max(c, 1e-3) for c in (cycles, high, low)]
+            uses = warps // probe.least * pair.chains
+            rate = [uses / max(c, 1e-3) for c in (cycles, high, low)]
+            if rate[0] * pair.instructions > MOST_ISSUED:  # what the kernels share did not cancel
+                continue
             row.setdefault("throughput", {})[str(warps)] = [float(f"{x:.4g}") for x in rate]
     return row
 

@@ -20,6 +20,7 @@ from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault, emulate
+from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gemm import blackwell, hopper
@@ -44,10 +45,11 @@ MEANS: dict[str, Callable[..., Tensor]] = {
 }  # fmt: skip
 
 
-def problem_of(plain_gemm: Problem, epilogue: Epilogue) -> Problem:
-    """The problem of a GEMM with what the epilogue reads."""
+def given(gemm: Problem, s: Strategy, epilogue: Epilogue) -> tuple[Problem, Strategy]:
+    """A GEMM's problem with what the epilogue reads, and the strategy for it."""
     reads = tuple((name, 1.0) for name in epilogue.reads)
-    return replace(plain_gemm, family=GEMM_EPILOGUE.name, constants=reads)
+    family = GEMM_EPILOGUE.name
+    return replace(gemm, family=family, constants=reads), replace(s, family=family)
 
 
 def build(epilogue: Epilogue, p: Problem, s: Strategy, device: Device) -> UOp:
@@ -82,7 +84,7 @@ def case(epilogue: Epilogue, p: Problem) -> Case:
     given = {"acc": wide.pop("A") @ wide.pop("B").T} | wide
     exact = reference(epilogue, given).broadcast_to(m, n).numpy()
     if not np.isfinite(exact).all():
-        raise compilation.CompileError(
+        raise CompileError(
             f"{np.mean(~np.isfinite(exact)):.0%} of values are not finite where acc is from "
             f"{given['acc'].min():.2f} to {given['acc'].max():.2f}"
         )

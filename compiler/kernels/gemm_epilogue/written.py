@@ -11,7 +11,7 @@ import ast
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
@@ -20,7 +20,7 @@ from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm_epilogue.fused import LOG2E, Fused, Loads
 from ptxflow.compiler.kernels.gemm_epilogue.problem import READ
-from ptxflow.compiler.tile.values import Float32, Registers, exp2, log2, maximum, minimum, trace
+from ptxflow.compiler.tile.values import Float32, exp2, log2, maximum, minimum, trace
 
 T = TypeVar("T")
 #: functions and how many arguments each has
@@ -79,7 +79,9 @@ class Epilogue:
                     return held[name]
                 case ast.Name(id=name):
                     raise _at(node, f"no value is called {name}; there are {', '.join(held)}")
-                case ast.Constant(value=x) if type(x) in (int, float) and abs(x) < 2**127:
+                case ast.Constant(value=int() | float() as x) if (
+                    type(x) is not bool and abs(x) < 2**127
+                ):
                     return number(float(x))
                 case ast.UnaryOp(op=ast.USub(), operand=x):
                     return means["*"](number(-1.0), value(x))
