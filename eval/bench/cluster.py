@@ -194,6 +194,7 @@ class Cluster:
     compile_in: Callable[[str], str] = compile_text
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
     kind: Kind | None = None
+    client: Any = None  # a Dask Client, by default of the address
     _seen: tuple[float, Json] = (float("-inf"), {})  # when, and the scheduler's workers
     _bound: dict[str, RemoteWorker] = field(default_factory=dict)
     _strangers: set[str] = field(default_factory=set)
@@ -201,6 +202,9 @@ class Cluster:
     _looking: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self.child = json.dumps([*self.command])
+        if self.client is not None:
+            return
         try:
             from distributed import Client
         except ImportError:
@@ -209,7 +213,6 @@ class Cluster:
             self.client = Client(self.address, timeout=20, set_as_default=False)
         except (OSError, ValueError) as error:
             raise BadInput(f"no Dask scheduler answers at {self.address}: {error}") from None
-        self.child = json.dumps([*self.command])
 
     def addresses(self, resource: Mapping[str, int]) -> list[str]:
         """Of the workers that offer it, as of POLL seconds ago at most: a look is a round trip, and
@@ -219,7 +222,7 @@ class Cluster:
             if time.monotonic() - self._seen[0] > POLL:
                 try:
                     found = self.client.scheduler_info(n_workers=-1)["workers"]
-                except (OSError, ValueError, KeyError) as error:  # KeyError: a client that is cut off
+                except (OSError, ValueError, KeyError) as error:  # KeyError: it is cut off
                     raise Lost(f"the scheduler at {self.address} is gone: {error}") from None
                 self._seen = time.monotonic(), found
         return [a for a, w in self._seen[1].items() if w.get("resources", {}).get(name)]

@@ -294,7 +294,7 @@ def table_of(fleet: Run, one: Run, table: dict[str, Json], args: argparse.Namesp
         ("best kernels as on one GPU", f"{len(alike)} of {len(one.best)}"),
         ("seconds", f"{fleet.seconds:.1f}; {ideal:.1f} were nothing lost"),
         ("efficiency", f"{ideal / fleet.seconds:.3f}"),
-        ("CPU here a kernel", f"{1e3 * fleet.cpu / len(table):.1f} ms: campaign, scheduler, nannies"),
+        ("CPU a kernel", f"{1e3 * fleet.cpu / len(table):.1f} ms of campaign, scheduler, nannies"),
     ]
     return align(rows)
 
