@@ -121,7 +121,7 @@ def _runs() -> tuple[Run, ...]:
                     s,
                     {"given": state, "scale": scale},
                     blocks=small.blocks,
-                    slow=name != "one step",
+                    slow=name != "one step" or (scale != 2.5 and state),
                 )
             )
     s = strategy(head_ctas=1, warps=1, path="bulk", stages=2)
