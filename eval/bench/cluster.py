@@ -37,6 +37,7 @@ from ptxflow.compiler.compilation import CompiledKernel, compile_chunk
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Launch
+from ptxflow.eval.bench.records import STATUSES
 from ptxflow.eval.bench.worker import Lost, Worker, WorkerError
 
 Json = dict[str, Any]
@@ -47,6 +48,7 @@ POLL = 1.0  # seconds between looks at whether a worker lives
 REBIND = 60.0  # seconds that a GPU of the kind may take to come (back)
 LOSSES = 3  # of GPUs over one job, after which the job is at fault
 ANSWER = 240.0  # seconds for a GPU's worker to say what it is
+NO_MESSAGE = ValueError, TypeError, LookupError, AttributeError, RecursionError
 QUIET = {  # of Dask's own looks at each process, 50 a second; here many share a few cores
     "distributed.admin.tick.interval": "1s",
     "distributed.admin.system-monitor.interval": "10s",
@@ -99,8 +101,11 @@ def _plain(outcome: Outcome) -> Json:
 
 
 def read_outcomes(text: str, tasks: Sequence[Task]) -> list[Outcome]:
-    """What `compile_text` said of these tasks."""
-    return [_outcome(row, *task) for row, task in zip(json.loads(text), tasks, strict=True)]
+    """What `compile_text` said of these tasks; WorkerError where it is something else."""
+    try:
+        return [_outcome(row, *task) for row, task in zip(json.loads(text), tasks, strict=True)]
+    except NO_MESSAGE as error:
+        raise WorkerError(f"a compiler's worker said {text[:80]!r}: {error}") from None
 
 
 def _outcome(row: Json, problem: Problem, strategy: Strategy, device: Device) -> Outcome:
@@ -402,13 +407,13 @@ class RemoteWorker(Worker):
                 run, self.address, self.cluster.child, text, images, timeout
             )
             try:
-                said = json.loads(self.cluster.answer(asked, self.address))
+                said = self.cluster.answer(asked, self.address)
             except Lost:
                 self.address = ""
                 if len(jobs) > 1:
                     return [outcome for job in jobs for outcome in self.run_all([job], timeout)]
                 continue
-            return [WorkerError(s["error"]) if "error" in s else s for s in said]
+            return _told(said, len(jobs))
         why = f"{LOSSES} hosts were lost while they measured it"
         return [{"status": "fault", "detail": why}]
 
@@ -419,6 +424,19 @@ class RemoteWorker(Worker):
 
     def end(self, timeout: float) -> None:
         raise WorkerError("profiles are taken on this machine's GPUs only")
+
+
+def _told(text: str, count: int) -> list[Json | WorkerError]:
+    """So many outcomes in what `run` said; WorkerError where it said something else."""
+    try:
+        rows = json.loads(text)
+        if len(rows) != count or not all(
+            "error" in row or row["status"] in STATUSES for row in rows
+        ):
+            raise ValueError(f"no outcomes of {count} kernels")
+        return [WorkerError(row["error"]) if "error" in row else dict(row) for row in rows]
+    except NO_MESSAGE as error:
+        raise WorkerError(f"a GPU's worker said {text[:80]!r}: {error}") from None
 
 
 # A cluster of this machine -----------------------------------------------------------------------
