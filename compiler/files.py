@@ -49,13 +49,16 @@ def _write_whole(path: Path, data: bytes | str) -> None:
 
 def typed(made: T) -> T:
     """A dataclass that was made of JSON; TypeError where a field is not of the type it says."""
-    for name, hint in _hints(type(made)).items():
+    kind: Any = type(made)
+    for name, hint in _hints(kind).items():
         if not _matches(value := getattr(made, name), hint):
             raise TypeError(f"{name} is {value!r}")
     return made
 
 
-_hints = functools.cache(get_type_hints)
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
 
 
 def _matches(value: object, hint: Any) -> bool:
