@@ -82,7 +82,8 @@ def attempt(
     try:
         report = emulate(
             ptx, launch, tensors, axes, seed=given.seed, some=given.some, grid=given.blocks,
-            arguments=case.arguments, limit=limit, before=running(given.problem, tensors, launch), first=first,
+            arguments=case.arguments, limit=limit, first=first,
+            before=running(given.problem, tensors, launch),
         )  # fmt: skip
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"

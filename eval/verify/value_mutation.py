@@ -58,7 +58,7 @@ from ptxflow.eval.verify.value_problems import Bench, Known, bench_of, small_ker
 VERDICTS = ("validator", "emulator", "equivalent", "escaped", "crashed", "unchanged", "malformed")
 ASSEMBLY = 40_000  # instructions emulated in the time that ptxas takes, about
 SHOWN = 100  # equivalent mutants, at most, in a result
-PART = 24  # mutants of a kernel that one process judges in a turn
+PART = 40  # mutants of a kernel that one process judges in a turn
 
 
 @dataclass(frozen=True)
