@@ -121,6 +121,9 @@ def _emulated(text: str, bench: Bench) -> tuple[str, str, str]:
             return verdict, "", ""
     assert bench.larger is not None
     complaint = _complaint(text, bench.larger, bench)
+    for known in bench.others() if complaint else ():
+        if found := _complaint(text, known, bench):
+            return "emulator", found, bench.name
     return ("escaped" if complaint else "equivalent"), complaint, bench.name
 
 
@@ -204,7 +207,7 @@ def holds(judged: Judged, bench: Bench) -> bool:
     """Whether a verdict is one on the bench's problems: what killed a mutant is still among them,
     or all that did not are."""
     if judged.verdict == "emulator":
-        return judged.by in {k.name for k in bench.known}
+        return judged.by in {k.name for k in bench.known} | {bench.name}
     return judged.by in ("", bench.name)
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -33,6 +33,7 @@ from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Tensors
 from ptxflow.eval.verify.draws import FOLLOWING
 from ptxflow.eval.verify.trials import (
+    INSTRUCTIONS,
     Attempt,
     Covering,
     Masks,
@@ -140,6 +141,19 @@ class Bench:
     def whole(self, given: Attempt, limit: int = 0) -> Outcome:
         """The kernel itself on a problem."""
         return attempt(self.text, self.launch(given), given, None, limit)
+
+    def others(self) -> Iterator[Known]:
+        """What the trials run beside the known, of which nothing more is covered."""
+        strategy, spent = self.job[1], 0
+        offered = family(strategy.family).trials(*self.job, self.device)
+        for given in attempts_of(self.shape, offered.sizes):
+            if given in {k.attempt for k in self.known} or spent > INSTRUCTIONS:
+                continue
+            kernel = built(given.problem, strategy, self.device)
+            if kernel is not None and write(kernel, self.device) == self.text:
+                outcome = self.whole(given)
+                spent += outcome.report.instructions
+                yield Known(given, outcome.report.instructions, digest_of(given))
 
     def launch(self, given: Attempt) -> Launch:
         return family(self.job[1].family).launch(given.problem, self.job[1], self.device)

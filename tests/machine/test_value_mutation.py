@@ -177,6 +177,9 @@ class Scripted:
     def ordered(self) -> list[Known]:
         return [self.larger] * 2
 
+    def others(self) -> list[Known]:
+        return [self.larger]
+
     def run(self, text: str, known: Known) -> Outcome:
         self.asked.append(text)
         if (told := self.complaints[len(self.asked) - 1]) == "broken":
@@ -191,7 +194,8 @@ class Scripted:
         ("emulator", id, ("wrong",), "", 1),
         ("emulator", id, ("", "wrong"), "", 2),
         ("unchanged", id, ("",), "unchanged", 1),
-        ("escaped", id, ("", "", "wrong"), "", 3),
+        ("emulator", id, ("", "", "wrong", "wrong"), "", 4),
+        ("escaped", id, ("", "", "wrong", ""), "", 4),
         ("equivalent", id, ("", "", ""), "", 3),
         ("crashed", id, ("broken",), "", 1),
     ],
