@@ -98,7 +98,7 @@ def _planted() -> list[ParameterSet]:
         for kernel in row.planted:
             for i, name in enumerate(("", *kernel.faults)):
                 label = f"{row.family.name}: {kernel.name}: {name or 'right'}"
-                quick = i == 1 and kernel is next(k for k in row.planted if not k.slow)
+                quick = i == 1 and kernel is next((k for k in row.planted if not k.slow), None)
                 marks = [pytest.mark.slow] * (not quick)
                 out.append(pytest.param(row, kernel, name, id=label, marks=marks))
     return out

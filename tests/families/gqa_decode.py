@@ -202,7 +202,9 @@ def _sampled() -> tuple[Sampled, ...]:
         for dev, tokens in ((H200, 300), (B200, 40)):
             p = problem(4, tokens, page, size=size, group=group, dtype=dtype, key_heads=2)
             name = f"{dev.arch}, {size} dims, groups of {group}"
-            out.append(Sampled(name, p, dev, size + group, slow=size > 64 or group > 1))
+            out.append(
+                Sampled(name, p, dev, size + group, slow=size > 64 or group > 1 or dev is B200)
+            )
     return tuple(out)
 
 
@@ -297,7 +299,7 @@ ROW = Row(
         *_sampled(),
         *(Sampled(f"{d.arch}, {size} dims in boxes, groups of {group}",
                   problem(64, 4096, 64, size=size, group=group, dtype="float16"), d, 0,
-                  seeds=(1,), slow=size > 128,
+                  seeds=(1,), slow=size > 128 or d is H200,
                   where=dict(GROUP_PATHS["pages in boxes"][1].replace(tiles=2).choices))
           for d in BOTH for size, group in ((128, 1), (256, 1), (256, 16))),
     ),
