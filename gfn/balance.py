@@ -153,7 +153,7 @@ class KernelPolicy(DiscretePolicyEstimator):
             if len(rows):
                 state = encoded.encoded[rows] + policy.decided(t, states.tensor[rows])
                 counts = walks.log_counts[t][node[rows]]
-                said = None if encoded.hints is None else encoded.hints[rows]
+                said = policy.hinted(t, encoded, rows, states.tensor[rows])
                 logits = policy.logits(t, state, encoded.scale[rows], counts, said)
                 out[rows, :size] = logits.masked_fill(counts.isneginf(), 0.0)
         return out

@@ -1,9 +1,9 @@
 """What the model says of some strategies of a workload, as features of its choices.
 
 How a tile divides a shape, and how many waves of it a device runs, is steep and nothing that a
-network learns of sizes. The model knows it: so a policy may see, for each choice of each decision,
-how far the best strategy that was found with it is behind the best of all. Some 1,300 strategies
-are asked for that, by a short search. None is measured, and none listed.
+network learns of sizes. The model knows it: so a policy may see, for each two choices of different
+decisions, how far the best strategy that was found with both is behind the best of all. Some 2,500
+strategies are asked for that, by a short search. None is measured, and none listed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from ptxflow.env.reward import ModelReward, log_reward
 from ptxflow.env.search import Search, Values
 from ptxflow.env.space import Codes, StrategySpace
 
-SEARCH = Search(drawn=512, rounds=5, kept=8, crossed=256)
+SEARCH = Search(drawn=1024, rounds=6, kept=16, crossed=512)
 FAR = 0.5  # of the attainable, that choices are said to be behind at most
-REMEMBERED = 1 << 14  # workloads
+REMEMBERED = 1 << 12  # workloads
 _seen: dict[tuple[str, Problem, Device], Tensor] = {}
 
 
 def hints(spaces: Sequence[StrategySpace]) -> Tensor:
-    """[W, choices of all decisions] float32 in shares of the attainable, -FAR to 0."""
+    """[W, choices, choices] float32 in shares of the attainable, -FAR to 0: of the best with both;
+    on the diagonal of the best with one. Choices are those of all decisions, one after the other.
+    Of two that were not met together, what the worse is worth alone."""
     rows = []
     for space in spaces:
         key = space.digest, space.problem, space.device
@@ -55,6 +57,9 @@ def _of(space: StrategySpace) -> Values:
     codes, worth = asked(space)
     edges = np.cumsum([0, *space.sizes])
     places = space.indices(codes) + edges[:-1]
-    best = np.full(edges[-1], -np.inf)
-    np.maximum.at(best, places, np.broadcast_to(worth[:, None], places.shape))
+    best = np.full((edges[-1], edges[-1]), -np.inf)
+    for mine in places.T:
+        np.maximum.at(best, (mine[:, None], places), worth[:, None])
+    alone = best.diagonal()
+    best = np.where(np.isneginf(best), np.minimum.outer(alone, alone), best)
     return np.maximum(best - worth.max(), -FAR)

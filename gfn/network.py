@@ -95,7 +95,7 @@ class Conditions:
 
     encoded  float [S, hidden]
     scale    float [S]  of the logits: the middle temperature over this one
-    hints    float [S, choices of all decisions]  or None; over the middle temperature
+    hints    float [S, choices, choices]  or None; `hints.hints`
     """
 
     encoded: Tensor
@@ -152,14 +152,11 @@ class FamilyPolicy(nn.Module):
         layers = [*self.encoder, *self.trunk]
         return [layer.weight for layer in layers if isinstance(layer, nn.Linear)]
 
-    def conditions(self, features: Tensor, tau: Tensor) -> Conditions:
+    def conditions(self, features: Tensor, tau: Tensor, hints: Tensor | None = None) -> Conditions:
         """[S, features] and temperatures [S]: the workload's part of the state, computed once."""
         inputs = self.standardise(features)
         if self.config.temperatures:
             inputs = torch.cat([inputs, _octaves(tau)], 1)
-        hints = None
-        if self.config.hinted:
-            hints = features[:, -self.edges[-1] :] / self.config.middle
         return Conditions(self.encoder(inputs), self.config.middle / tau, hints)
 
     def decided(self, depth: int, choices: Tensor) -> Tensor:
@@ -172,6 +169,20 @@ class FamilyPolicy(nn.Module):
         rows = choices[:, :depth] + self.get_buffer("starts")[:depth]
         ones = self.tokens.new_zeros(len(choices), width).scatter_(1, rows, 1.0)
         return ones @ self.tokens[:width]
+
+    def hinted(self, depth: int, said: Conditions, which: Tensor, choices: Tensor) -> Tensor | None:
+        """[n, sizes[depth]] what hints say of the next choices after choice indices [n, >= depth],
+        of conditions [n]: the least of what each is worth alone and beside one that was decided."""
+        if said.hints is None:
+            return None
+        own = said.hints[:, :, slice(*self.edges[depth : depth + 2])]
+        starts = self.get_buffer("starts")
+        alone = torch.arange(self.edges[depth], self.edges[depth + 1], device=own.device)
+        worth = own[:, alone].diagonal(dim1=1, dim2=2)[which]
+        if depth:
+            decided = choices[:, :depth] + starts[:depth]
+            worth = torch.minimum(worth, own[which[:, None], decided].amin(1))
+        return worth / self.config.middle
 
     def hidden(self, depth: int, state: Tensor) -> Tensor:
         """[n, hidden] states (conditions + decided) -> [n, hidden], what the head reads."""
@@ -199,7 +210,7 @@ class FamilyPolicy(nn.Module):
         said = functional.linear(x, self.head[own], self.head_bias[own])
         if hints is not None:
             trust = functional.linear(x, self.trust[depth : depth + 1], self.trust_bias[depth])
-            said = torch.addcmul(said, trust, hints[:, own])
+            said = torch.addcmul(said, trust, hints)
         if self.config.temperatures:
             return torch.addcmul(log_counts, said, scale[:, None])
         return said.masked_fill(log_counts.isneginf(), -torch.inf)

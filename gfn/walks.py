@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -71,7 +72,6 @@ class Walks:
         self.log_leaves = torch.tensor([float(len(s)) for s in spaces], device=self.device).log()
         self.features = workload_features(spaces).to(self.device)
         self.spaces = spaces
-        self._hints: Tensor | None = None
 
     def _table(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -90,15 +90,20 @@ class Walks:
         """Of workload ids [S] at temperatures [S], by default all at TAU."""
         tau = torch.full(workload.shape, TAU, device=self.device) if tau is None else tau
         policy = network.of(self.family)
-        return policy.conditions(self.seen(policy.config).index_select(0, workload), tau)
+        seen = self.seen(policy.config).index_select(0, workload)
+        said = self.hints.index_select(0, workload) if policy.config.hinted else None
+        return policy.conditions(seen, tau, said)
+
+    @cached_property
+    def hints(self) -> Tensor:
+        """[W, choices, choices] `hints.hints` of the workloads."""
+        return hints(self.spaces).to(self.device)
 
     def seen(self, config: FamilyConfig) -> Tensor:
         """[W, features] what a policy of this configuration sees of the workloads; hints last."""
         if not config.hinted:
             return self.features
-        if self._hints is None:
-            self._hints = torch.cat([self.features, hints(self.spaces).to(self.device)], 1)
-        return self._hints
+        return torch.cat([self.features, self.hints.diagonal(dim1=1, dim2=2)], 1)
 
     def step_log_probs(
         self,
@@ -135,7 +140,7 @@ class Walks:
         policy = network.of(self.family)
         state = conditions.encoded.index_select(0, which) + policy.decided(depth, prefix)
         scale, log_counts = conditions.scale[which], self.log_counts[depth][node]
-        said = None if conditions.hints is None else conditions.hints[which]
+        said = policy.hinted(depth, conditions, which, prefix)
         return torch.log_softmax(policy.logits(depth, state, scale, log_counts, said), 1)
 
     def walk(

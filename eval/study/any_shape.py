@@ -5,7 +5,7 @@
 
 Of each workload every strategy is listed and rewarded by what the policy was trained on, so that
 distances are exact; shares are of the best TFLOP/s by that reward. `look-up` takes the best of the
-nearest workload of the 46 definitions' training set, `search` the best of some 1,300 that the model
+nearest workload of the 46 definitions' training set, `search` the best of some 2,500 that the model
 is asked for, as for hints (`gfn/hints.py`). Intervals of 95% are over workloads.
 """
 

@@ -39,7 +39,8 @@ def trainer(spaces: list[RelationSpace]) -> Trainer:
 
 
 def test_hints_are_bounds_of_what_each_choice_is_worth(spaces: list[RelationSpace]) -> None:
-    for space, row in zip(spaces, hints(spaces).numpy(), strict=True):
+    for space, table in zip(spaces, hints(spaces).numpy(), strict=True):
+        row = table.diagonal()
         listed = enumerate_space(space.family, space.problem, space.device)
         tflops = ModelReward().tflops(listed, listed.codes)
         worth = log_reward(tflops, space.problem, space.device, tau=1.0)
@@ -54,6 +55,40 @@ def test_hints_are_bounds_of_what_each_choice_is_worth(spaces: list[RelationSpac
         near = (exact - worth.max() > -0.02) & (row > -FAR)
         assert near.sum() >= len(space.sizes) and np.abs(found - exact)[near].mean() < 0.02
         assert (asked(listed)[0] == asked(space)[0]).all()  # however the space is kept
+
+
+def test_hints_of_two_choices_are_of_strategies_that_have_both(
+    spaces: list[RelationSpace],
+) -> None:
+    space = spaces[0]
+    (table,) = hints([space])
+    codes, worth = asked(space)
+    places = space.indices(codes) + np.cumsum([0, *space.sizes])[:-1]
+    behind = np.maximum(worth - worth.max(), -FAR).astype(np.float32)
+    for a, b in [(0, 1), (2, 5), (0, len(space.sizes) - 1)]:
+        both = (places == places[7, a]).any(1) & (places == places[7, b]).any(1)
+        assert table[places[7, a], places[7, b]] == behind[both].max()
+    assert (table == table.T).all() and (table <= table.diagonal()[:, None]).all()
+
+
+def test_after_a_prefix_hints_are_the_least_of_its_pairs(
+    trainer: Trainer, spaces: list[RelationSpace]
+) -> None:
+    policy = trainer.network.of("mla_decode")
+    walks = trainer.groups[0].walks
+    conditions = walks.conditions(trainer.network, torch.arange(2))
+    rows = [s.indices(asked(s)[0])[0] for s in walks.spaces[:2]]
+    choices, which = torch.from_numpy(np.stack(rows)), torch.arange(2)
+    edges = np.cumsum([0, *walks.sizes])
+    depth = 4
+    said = policy.hinted(depth, conditions, which, choices)
+    assert said is not None
+    for n, (row, table) in enumerate(zip(rows, hints(walks.spaces[:2]), strict=True)):
+        decided = edges[:depth] + row[:depth]
+        for c in range(walks.sizes[depth]):
+            at = edges[depth] + c
+            least = min(table[at, at], *(table[d, at] for d in decided))
+            assert said[n, c].item() == pytest.approx(least.item() / policy.config.middle)
 
 
 def test_a_hinted_policy_is_a_distribution_and_the_same_by_steps(
