@@ -125,7 +125,7 @@ ROW = Row(
         _bad("the cache has more than", {"num_pages": 2**23}),
         *(Bad(altered(definition(), path, value), _AXES, message) for path, value, message in (
             ("axes.head_dim_with_scale.value", 136, "one key of 128 \\+ 4 bytes"),
-            ("inputs.seq_lens.dtype", "int64", "an indexer has the inputs"),
+            ("inputs.seq_lens.dtype", "int64", "seq_lens must be int32"),
             ("outputs", {}, "an indexer has the outputs"),
         )),
     ),

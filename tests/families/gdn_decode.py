@@ -169,7 +169,7 @@ ROW = Row(
         Bad(definition(336), _ONE, "above 320 of 32"),
         Bad(definition(values=24), _ONE, "must divide the value heads"),
         Bad(definition(dtype="float32"), _ONE, "must share one dtype"),
-        Bad(resized("gdn_prefill_qk16_v32_d128_k_last"), {}, "not for prefill"),
+        Bad(resized("gdn_prefill_qk16_v32_d128_k_last"), {}, "a gdn decode has the inputs"),
         _bad("inputs.state.dtype", "bfloat16", "state must be float32"),
         _bad("inputs.a.dtype", "float16", "must share one dtype"),
         _bad("axes.seq_len.value", 2, "seq_len = 1, not 2"),
