@@ -248,7 +248,10 @@ def _check(manifest: Manifest) -> None:
     cells = math.prod(len(a.bounds) for a in manifest.dispatch.axes)
     if cells != len(manifest.dispatch.cells) or not 1 <= cells <= CELLS:
         raise fail(f"dispatch has {len(manifest.dispatch.cells)} cells for a grid of {cells}")
-    known = manifest.definition.get("axes", {})
+    known, name = (manifest.definition.get(key, {}) for key in ("axes", "name"))
+    held = isinstance(known, dict) and all(isinstance(a, dict) for a in known.values())
+    if not held or not isinstance(name, str):
+        raise fail("the definition has no name or axes of its own")
     variable = [n for n, a in known.items() if a.get("type") == "var"]
     for axis in manifest.dispatch.axes:
         if list(axis.bounds) != sorted(set(axis.bounds)):
