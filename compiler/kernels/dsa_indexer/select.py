@@ -140,10 +140,8 @@ class Select:
         self.topk, self.page = problem["topk"], problem["page_size"]
         self.ctas, self.threads, self.loads = int(s.ctas), int(s.threads), int(s.loads)
         self.warps, self.bits = self.threads // LANES, int(s.bits)
-        self.digits, self.slots = (
-            int(decisions.digits(self.bits)),
-            int(decisions.entries(f, problem)),
-        )
+        self.digits = int(decisions.digits(self.bits))
+        self.slots = int(decisions.entries(f, problem))
         self.r = Registers("s_")
         self.rank: UOp = CTA_RANK if self.ctas > 1 else const(0)
         self.row = CTAID // self.ctas
@@ -200,11 +198,9 @@ class Select:
 
     def launch(self) -> Launch:
         """Grid and parameters."""
-        grid, given, late = (
-            f"batch_size * {self.ctas}",
-            {"width": "max_num_pages"},
-            self.s.dependent,
-        )
+        grid = f"batch_size * {self.ctas}"
+        given = {"width": "max_num_pages"}
+        late = self.s.dependent
         size = self.smem_bytes
         return launch_of(ENTRY, grid, self.warps, PARAMS, given, size, self.ctas, bool(late))
 

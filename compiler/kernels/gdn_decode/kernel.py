@@ -136,11 +136,9 @@ class Kernel(Ring):
     def _load_token(self, name: str, row: UOp) -> UInt32:
         """The lane's elements of q or k, two in a register."""
         index = row * self.size + LANE % self.lanes * self.width
-        raw, step, width = (
-            self.r.uint32(width=self.elements // 2),
-            self.lanes * self.width,
-            self.width // 2,
-        )
+        raw = self.r.uint32(width=self.elements // 2)
+        step = self.lanes * self.width
+        width = self.width // 2
         for j in range(self.vectors):
             vector, place = raw[j * width : (j + 1) * width].slot, (row, j * step, 1, step)
             offset = j * step * ELEMENT

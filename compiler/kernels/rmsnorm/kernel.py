@@ -74,20 +74,14 @@ class Kernel:
         self.summands = ("hidden_states", "residual") if fused else ("hidden_states",)
         self.loops, self.kept = bool(decisions.loops(f)), s.residency == decisions.REGISTERS
         self.ahead, self.ctas = bool(s.load_ahead), int(s.ctas_per_row)
-        self.vectors, self.row_warps = (
-            int(decisions.vectors(f, problem)),
-            int(decisions.row_warps(f)),
-        )
-        self.warps, self.group_rows = (
-            int(decisions.threads(f)) // WARP_SIZE,
-            int(decisions.group_rows(f)),
-        )
+        self.vectors = int(decisions.vectors(f, problem))
+        self.row_warps = int(decisions.row_warps(f))
+        self.warps = int(decisions.threads(f)) // WARP_SIZE
+        self.group_rows = int(decisions.group_rows(f))
         self.smem_bytes, self.flight = int(decisions.smem_bytes(f)), int(s.rows_in_flight)
-        self.piece, self.sharers, self.taken = (
-            int(decisions.piece(f)),
-            int(decisions.sharers(f)),
-            int(decisions.taken(f)),
-        )
+        self.piece = int(decisions.piece(f))
+        self.sharers = int(decisions.sharers(f))
+        self.taken = int(decisions.taken(f))
         self.at_once = self.vectors if self.kept else int(s.unroll)
         self.row_threads, self.width = int(s.row_threads), int(s.vector)
         self.packed = self.width // 2  # registers of a vector

@@ -49,14 +49,10 @@ class Kernel:
         self.vocab, self.ctas, self.threads = problem["vocab_size"], int(s.ctas), int(s.threads)
         self.warps, self.width = self.threads // WARP_SIZE, int(s.vector)
         self.kept, self.shared = s.residency == REGISTERS, s.residency == SHARED
-        self.vectors, self.at_once = (
-            int(decisions.vectors(f, problem)),
-            int(decisions.at_once(f, problem)),
-        )
-        self.chunks, self.segments = (
-            self.vectors // self.at_once,
-            int(decisions.segments(f, problem)),
-        )
+        self.vectors = int(decisions.vectors(f, problem))
+        self.at_once = int(decisions.at_once(f, problem))
+        self.chunks = self.vectors // self.at_once
+        self.segments = int(decisions.segments(f, problem))
         self.step = self.width * WARP_SIZE  # elements of a warp's vector
         self.size = self.at_once * self.step  # and of a segment
         self.runs, self.slots = self.ctas * self.warps, int(decisions.slots(f))
