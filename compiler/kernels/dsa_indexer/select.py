@@ -17,7 +17,7 @@ from ptxflow.compiler.atoms.indexing import STATE, UNUSED_BITS
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, value, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, loop
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, parameters
 from ptxflow.compiler.ir.storage import slot, smem, value_of
 from ptxflow.compiler.kernels.dsa_indexer import decisions
 from ptxflow.compiler.kernels.dsa_indexer.decisions import LINE
@@ -33,8 +33,7 @@ VECTOR = 4  # keys of a load
 WORDS = 2  # registers of an entry
 WITHIN = LANES.bit_length() - 1  # levels whose entries are all of one warp
 ENTRY = "dsa_indexer_select"
-_POINTERS = ("seq_lens", "block_table", SCORES, "topk_indices")
-PARAMS = (*((name, "ptr") for name in _POINTERS), ("width", "u32"))
+PARAMS = parameters(f"seq_lens block_table {SCORES} topk_indices: ptr, width: u32")
 PAIR = 2  # entries of a load
 AHEAD = 4  # such loads of a turn
 

@@ -29,7 +29,7 @@ from ptxflow.compiler.ir.nodes import (
     value,
     var,
 )
-from ptxflow.compiler.ir.statements import KernelInfo, kernel, when
+from ptxflow.compiler.ir.statements import KernelInfo, Params, kernel, parameters, when
 from ptxflow.compiler.ir.storage import slot, smem
 from ptxflow.compiler.kernels.rmsnorm import decisions
 from ptxflow.compiler.kernels.rmsnorm.decisions import WARP as WARP_SIZE
@@ -104,9 +104,8 @@ class Kernel:
     # -- the whole -----------------------------------------------------------------------------
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        tensors = (*self.summands, "weight", "output")
-        return (*((name, "ptr") for name in tensors), ("batch_size", "u32"))
+    def params(self) -> Params:
+        return parameters(f"{' '.join(self.summands)} weight output: ptr, batch_size: u32")
 
     def build(self) -> UOp:
         """The lowered kernel."""

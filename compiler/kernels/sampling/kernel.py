@@ -19,7 +19,7 @@ from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, var
-from ptxflow.compiler.ir.statements import KernelInfo
+from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
 from ptxflow.compiler.ir.storage import global_tensor, part, rectangle, slot, smem
 from ptxflow.compiler.kernels.sampling import decisions, filters
 from ptxflow.compiler.kernels.sampling.decisions import ALIGN, LINE, REGISTERS, SHARED
@@ -96,10 +96,9 @@ class Kernel:
     # -- the whole -----------------------------------------------------------------------------
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        tensors = ("probs", *self.filters, "samples")
-        words = (*RANDOM, PRESENT)
-        return (*((n, "ptr") for n in (*tensors, GENERATOR)), *((n, "u32") for n in words))
+    def params(self) -> Params:
+        tensors, words = " ".join(self.filters), " ".join((*RANDOM, PRESENT))
+        return parameters(f"probs {tensors} samples {GENERATOR}: ptr, {words}: u32")
 
     def build(self) -> UOp:
         """The lowered kernel."""
