@@ -29,22 +29,18 @@ def write_whole(path: Path, data: bytes | str) -> None:
     Makes the folder. OSError, which names the file, where that cannot be done; then nothing is
     left, and what was at the place before is as it was.
     """
-    with naming(path):
-        _write_whole(path, data)
-
-
-def _write_whole(path: Path, data: bytes | str) -> None:
     payload = data.encode() if isinstance(data, str) else data
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with part.open("wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as file:
+                file.write(payload)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def typed(made: T) -> T:

@@ -14,13 +14,13 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ptxflow.compiler import check as validator
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptxas import Assembly, PtxasError
+from ptxflow.compiler.backend.ptxas import Assembly
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import UOp, digest
@@ -220,10 +220,3 @@ def sources(folder: Path = Path(__file__).parents[1]) -> str:
     for path in sorted(folder.rglob("*.py")):
         state.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
     return state.hexdigest()[:12]
-
-
-def assemble_many(
-    jobs: Iterable[tuple[str, str]], workers: int | None = None, *, timeout: float = ptxas.TIMEOUT
-) -> list[Assembly | PtxasError]:
-    """As `ptxas.assemble_many`, through the store."""
-    return ptxas.assemble_many(jobs, workers, assemble=assemble, timeout=timeout)

@@ -270,25 +270,13 @@ def _check(manifest: Manifest) -> None:
             raise fail(f"{file.name}: {file.size} bytes; a file has 1 to {FILE_BYTES}")
     sizes = {n: a.get("value") or manifest.ranges.get(n, (1, 1))[0] for n, a in known.items()}
     for member in manifest.members:
-        for expr in _expressions(member.launch):
+        for expr in member.launch.expressions():
             try:
                 if len(expr) > _EXPRESSION:
                     raise ValueError(f"launch expression of {len(expr)} characters")
                 evaluate(expr, sizes)
             except (ValueError, TypeError, SyntaxError, ZeroDivisionError, RecursionError) as error:
                 raise fail(f"member {member.key}: {str(error) or type(error).__name__}") from None
-
-
-def _expressions(launch: Launch) -> list[str]:
-    found = [w.bytes for w in launch.workspace]
-    for step in launch.steps:
-        found += step.grid
-        for p in step.params:
-            if p.kind == "tensor_map":
-                found += (*p.dims, *p.strides)  # type: ignore[union-attr]
-            elif p.kind == "scalar":
-                found.append(p.value)  # type: ignore[union-attr]
-    return found
 
 
 def write_library(folder: Path, manifest: Manifest, files: Mapping[str, bytes]) -> None:

@@ -135,14 +135,6 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert entries(tmp_path) == [] and kept.get("abcd") is None
 
 
-def test_many_through_the_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(monkeypatch)
-    cache.assemble(PTX, "sm_90a")
-    results = cache.assemble_many([(PTX, "sm_90a"), (PTX.replace("mov", "movx"), "sm_90a")], 2)
-    assert isinstance(results[0], ptxas.Assembly) and isinstance(results[1], ptxas.PtxasError)
-    assert counted.calls == 2
-
-
 def a_kernel(at: int) -> tuple[UOp, list[Trip]]:
     family, problem = find_problem(load("gemm_n128_k2048"), {"M": 17})
     space = enumerate_space(family, problem, H200)
