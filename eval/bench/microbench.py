@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -60,12 +61,13 @@ class Built:
 def build(wanted: Sequence[Probe], workers: int) -> tuple[dict[str, list[Built]], dict[str, str]]:
     """The kernels of each probe, and why some have none."""
     jobs = [
-        (p.name, chains, count, (probes.kernel(p, count, chains), ARCH))
+        (p.name, chains, count, probes.kernel(p, count, chains))
         for p in wanted
         for chains, groups in sides(p)
         for count in (groups, 2 * groups)
     ]
-    done = iter(ptxas.assemble_many([job for *_, job in jobs], workers))
+    with ThreadPoolExecutor(workers) as pool:
+        done = iter([*pool.map(_assembled, (job for *_, job in jobs))])
     found, refused = dict[str, list[Built]](), dict[str, str]()
     for (name, chains, groups, _), fewer, more in zip(jobs[::2], done, done, strict=True):
         if isinstance(fewer, ptxas.Assembly) and isinstance(more, ptxas.Assembly):
@@ -74,6 +76,13 @@ def build(wanted: Sequence[Probe], workers: int) -> tuple[dict[str, list[Built]]
         else:
             refused[name] = f"ptxas: {fewer if isinstance(fewer, Exception) else more}"
     return found, refused
+
+
+def _assembled(ptx: str) -> ptxas.Assembly | ptxas.PtxasError:
+    try:
+        return ptxas.assemble(ptx, ARCH)
+    except ptxas.PtxasError as error:
+        return error
 
 
 def sides(probe: Probe) -> Iterator[tuple[int, int]]:

@@ -9,8 +9,11 @@ of a step is the row's own.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ptxflow.compiler.atoms import Atom, all_atoms, at, atom
@@ -26,6 +29,15 @@ FAR = AREA // CHAINS
 ENTRY = "probe"
 WARPS = (4, 8, 16)
 ONE = 0x3F800000  # of float32
+CHASE = 64 << 10  # words of global memory before those that hold places: zeros
+LINE_WORDS = 256  # from a place to the next: 1 KiB
+HOPS = 2 * 32 * PASSES  # places of a CTA
+WALK = f"mad.lo.u32 {{x}}, %cta, {LINE_WORDS * HOPS}, {CHASE};"  # from place to place
+MATRICES = tuple(
+    f"mov.u32 %ra, %smem;\nadd.u32 %ra, %ra, {place};\nbfe.u32 %ra, %ra, 4, 14;\n"
+    f"cvt.u64.u32 {name}, %ra;\nor.b64 {name}, {name}, {descriptor_hopper(0, 16, 1024, 128)};"
+    for name, place in (("%da", 0), ("%db", 8192))
+)
 _COUNTS = (1, 2, 4, 8)  # registers of an operand
 #: what attributes of a row are where a probe does not say, and texts of operands that are values
 ATTRS = {
@@ -90,7 +102,7 @@ class _Texts(dict[str, str]):
 
 @dataclass(frozen=True)
 class Probe:
-    """What is timed. `before` and `after` stand around a group; `setup` runs once.
+    """What is timed. `before` and `after` stand around a group.
 
     `one`: a lane of each warp runs it. `map`: the box of a tensor map, [columns, rows] of 16 bits.
     `latency` is whether steps depend on each other, `cold` whether L2 is emptied before a launch.
@@ -101,7 +113,7 @@ class Probe:
     width: int = 4  # registers of a chain
     before: tuple[Step | str, ...] = ()
     after: tuple[Step | str, ...] = ()
-    setup: tuple[str, ...] = ()
+    matrices: bool = False  # %da and %db describe operands of wgmma in shared memory
     start: int | str = ONE  # what the chain's registers begin with
     groups: int = 64
     warps: tuple[int, ...] = WARPS
@@ -143,7 +155,8 @@ def kernel(probe: Probe, count: int, chains: int) -> str:
             body += parts(probe.steps, i)
         body += parts(probe.after, 0)
     xs = range(probe.registers or probe.width * CHAINS)
-    start = probe.start if isinstance(probe.start, str) else f"mov.b32 {{x}}, {probe.start};"
+    start = WALK if probe.start == "walk" else probe.start
+    start = start if isinstance(start, str) else f"mov.b32 {{x}}, {start};"
     params = ".param .u64 out, .param .u64 data, .param .u32 zero"
     params += ", .param .align 64 .b8 map[128]" if probe.map else ""
     lines = [
@@ -179,7 +192,7 @@ def kernel(probe: Probe, count: int, chains: int) -> str:
         "@!%skip mbarrier.init.shared::cta.b64 [%bar+8], 1048575;",
         "@!%skip mbarrier.init.shared::cta.b64 [%both], 2;",
         "fence.mbarrier_init.release.cluster;", "fence.proxy.async.shared::cta;",
-        *probe.setup, "mov.u32 %pass, 0;",
+        *(MATRICES if probe.matrices else ()), "mov.u32 %pass, 0;",
         "AGAIN:", '.pragma "nounroll";',
         "barrier.cluster.arrive.aligned;", "barrier.cluster.wait.aligned;",
         "fence.proxy.async.shared::cta;",
@@ -213,10 +226,6 @@ def _node(kind: str, text: str) -> UOp:
     return UOp(Op.PARAM, (), "data") if text == "%data" else UOp(Op.CONST, (), (1, ""))
 
 
-def _row(name: str, *operands: str, **attrs: Any) -> Step:
-    return Step(name, operands, tuple(attrs.items()))
-
-
 # Rows on registers ------------------------------------------------------------------------------
 
 
@@ -229,7 +238,7 @@ def on_registers() -> Iterator[Probe]:
             step = _fitted(row)
             if step:
                 paired = row.name in PAIRED
-                steps = (step, _row("sum_f32", "x*1", "x*1", "y*1")) if paired else (step,)
+                steps = (step, Step("sum_f32", ("x*1", "x*1", "y*1"))) if paired else (step,)
                 name = ", ".join(s.row for s in steps)
                 groups = 64 if step.lines < 5 else 16
                 yield Probe(name, steps, groups=groups)
@@ -260,167 +269,29 @@ def _fitted(row: Atom) -> Step | None:
     return None
 
 
-# Shared and global memory -----------------------------------------------------------------------
+# All ---------------------------------------------------------------------------------------------
 
 
-def memory() -> Iterator[Probe]:
-    yield Probe("ld_shared", (_row("ld_shared", "x*1", "%slab", "x*1"),), start=0)
-    for n in (1, 2, 4):
-        step = _row("ld_shared_lanes", f"x*{n}", "%slab", "x*1")
-        yield Probe(f"ld_shared_lanes {4 * n} B", (step,), start=0)
-        step = _row("st_shared_lanes", "%slab", "{far}", "%yes", f"x*{n}")
-        place = _row("st_shared_lanes", "%slab", "x*1", "%yes", f"x*{n}")
-        back = _row("ld_shared_lanes", f"x*{n}", "%slab", "x*1")
-        yield Probe(f"st_shared_lanes {4 * n} B", (step,), start=0, latency=False)
-        if n == 1:
-            yield Probe("st_shared_lanes, ld_shared_lanes", (place, back), start=0)
-    yield Probe("ld_shared_v4", (_row("ld_shared_v4", "x*4", "%slab", "x*1"),), start=0)
-    yield Probe("st_shared_v4", (_row("st_shared_v4", "%slab", "{far}", "x*4"),), latency=False)
-    for way in (False, True):
-        name = "ldmatrix_x4" + " transposed" * way
-        step = _row("ldmatrix_x4", "x*4", "%slab", "x*1", transposed=way)
-        yield Probe(name, (step,), start=0)
-        step = _row("stmatrix_x4", "%slab", "{far}", "x*4", transposed=".trans" * way)
-        yield Probe("stmatrix_x4" + " transposed" * way, (step,), latency=False)
-    own = "add.u32 {x}, %lane, 1;\nshl.b32 {x}, {x}, 24;"  # a bin for each lane
-    for name, start in (("count_keys, 32 bins", own), ("count_keys, 1 bin", ONE)):
-        step = _row("count_keys", "%smem", "x*1", bits=8)
-        yield Probe(name, (step,), start=start, latency=False)
-    yield Probe(
-        "ld_peer_v4", (_row("ld_peer_v4", "x*4", "%slab", "x*1", "%peer"),), start=0, cluster=2
-    )
-    tile = "%data"  # stands for the tensor
-    for n in (1, 4):
-        near = {"element": 4, "cache": "", "handed": False, "offset": 0, "prefetch": 0}
-        load = _row("ld_global", f"x*{n}", "%data", "x*1", "1", tile, **near)
-        yield Probe(f"ld_global {4 * n} B, L1", (load,), start=0)
-    far = near | {"cache": "L1::no_allocate"}
-    load = _row("ld_global", "x*1", "%data", "x*1", "1", tile, **far)
-    begin = f"mad.lo.u32 {{x}}, %cta, {LINE_WORDS * HOPS}, {CHASE};"
-    yield Probe("ld_global 4 B, L2", (load,), start=begin, warps=(), groups=32)
-    yield Probe("ld_global 4 B, memory", (load,), start=begin, warps=(), groups=32, cold=True)
-    store = _row("st_global", "%data", "%slab", "%yes", tile, "x*4", element=1, cache="", offset=0)
-    yield Probe("st_global 16 B", (store,), start=0, latency=False)
+def _listed(row: dict[str, Any]) -> Probe:
+    """A row of probes.json; a step is [row, operand, ..., {attribute: value}]."""
+
+    def part(given: Any) -> Step | str:
+        if isinstance(given, str):
+            return given
+        attrs = given.pop() if isinstance(given[-1], dict) else {}
+        name, *operands = given
+        held = ((n, tuple(v) if isinstance(v, list) else v) for n, v in attrs.items())
+        return Step(name, tuple(operands), tuple(held))
+
+    parts: dict[str, Any] = {
+        n: tuple(map(part, row[n])) for n in ("steps", "before", "after") if n in row
+    }
+    lists = {n: tuple(row[n]) for n in ("warps", "map") if n in row}
+    return Probe(**row | parts | lists)
 
 
-CHASE = 64 << 10  # words before those that hold places: zeros
-LINE_WORDS = 256  # words from a place to the next: 1 KiB
-HOPS = 2 * 32 * PASSES  # places of a CTA
-
-
-# Barriers, fences -------------------------------------------------------------------------------
-
-
-def ordering() -> Iterator[Probe]:
-    for name in ("warp_sync", "fence_proxy_async", "fence_mbar_init", "wgmma_fence"):
-        many = 4 if name == "wgmma_fence" else 1
-        yield Probe(name, (_row(name),), least=many)
-    for warps in WARPS:
-        yield Probe(f"cta_sync, {warps} warps", (_row("cta_sync"),), least=warps, warps=())
-        named = _row("named_sync", id=1, threads=32 * warps)
-        yield Probe(f"named_sync, {warps} warps", (named,), least=warps, warps=())
-    for size in (1, 2, 4, 8):
-        for arrive in ("cluster_arrive", "cluster_arrive_relaxed"):
-            steps = _row(arrive), _row("cluster_wait")
-            name = f"{arrive}, cluster_wait of {size}"
-            yield Probe(name, steps, least=4, warps=(), cluster=size)
-    count = "%bar+8"
-    yield Probe("mbar_arrive", (_row("mbar_arrive", count),), one=True, latency=False)
-    for name in ("mbar_wait", "mbar_wait_cluster"):
-        yield Probe(f"{name}, complete", (_row(name, count, "1"),), warps=(4,))
-        turned = "xor.b32 %turn, %turn, 1;"
-        round_trip = _row("mbar_arrive", "%bar"), _row(name, "%bar", "%turn")
-        yield Probe(
-            f"mbar_arrive, {name}", round_trip, after=(turned,), one=True, warps=(), groups=32
-        )
-    for name in ("mbar_arrive_peer", "mbar_release_peer"):
-        both = (
-            _row("mbar_arrive", "%both"), _row(name, "%both", "%peer"),
-            _row("mbar_wait_cluster", "%both", "%turn"),
-        )  # fmt: skip
-        yield Probe(
-            f"mbar_arrive, {name}, mbar_wait_cluster", both, after=("xor.b32 %turn, %turn, 1;",),
-            one=True, warps=(), cluster=2, groups=32,
-        )  # fmt: skip
-
-
-# Asynchronous copies ----------------------------------------------------------------------------
-
-
-def copies() -> Iterator[Probe]:
-    tile = "%data"
-    load = _row("copy_async", "%slab", "{far}", "%data", "%lane", tile)
-    done = _row("copies_commit"), _row("copies_wait", pending=0)
-    yield Probe("copy_async, copies_commit, copies_wait", (load,), after=done, warps=WARPS)
-    wait = _row("mbar_wait", "%bar", "%turn"), "xor.b32 %turn, %turn, 1;"
-
-    def expect(size: int) -> tuple[str]:
-        return (f"mov.u32 %rb, {size};\nmul.lo.u32 %rb, %rb, {{of}};\n"
-                "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], %rb;",)  # fmt: skip
-
-    for size in (128, 1024, 8192, 32768):
-        load = _row("bulk_load", "%smem", "%data", "0", tile, "%bar", element=1, bytes=size)
-        yield Probe(
-            f"bulk_load {size} B", (load,), before=expect(size), after=wait, one=True, groups=16,
-            warps=(1, 4), start=0,
-        )  # fmt: skip
-    for rows in (1, 8, 64, 256):
-        size = 128 * rows
-        load = _row("tma_load", "%smem", "%map", "0", "0", "%bar", box=(64, rows), element=2)
-        yield Probe(
-            f"tma_load {size} B", (load,), before=expect(size), after=wait, one=True, groups=16,
-            warps=(1, 4), map=(64, rows),
-        )  # fmt: skip
-        store = _row("tma_store", "%smem", "%map", "0", "0", tile, box=(64, rows), element=2)
-        done = _row("bulk_commit"), _row("bulk_wait_read", pending=0)
-        yield Probe(
-            f"tma_store {size} B, bulk_wait_read", (store,), after=done, one=True, groups=16,
-            warps=(1, 4), map=(64, rows),
-        )  # fmt: skip
-    store = _row("bulk_store", "%smem", "%data", "0", tile, element=1, bytes=1024)
-    yield Probe(
-        "bulk_store 1024 B, bulk_wait_read", (store,), after=done, one=True, groups=16,
-        warps=(1, 4),
-    )  # fmt: skip
-    sent = _row("st_async_v4", "%smem", "0", "x*4", "%bar", "%peer")
-    yield Probe(
-        "st_async_v4, mbar_wait_cluster", (sent,), before=expect(16), one=True, groups=32,
-        after=(_row("mbar_wait_cluster", "%bar", "%turn"), wait[1]), warps=(), cluster=2,
-    )  # fmt: skip
-
-
-# Matrices ---------------------------------------------------------------------------------------
-
-
-def matrices() -> Iterator[Probe]:
-    held = tuple(
-        f"mov.u32 %ra, %smem;\nadd.u32 %ra, %ra, {place};\nbfe.u32 %ra, %ra, 4, 14;\n"
-        f"cvt.u64.u32 {name}, %ra;\nor.b64 {name}, {name}, {descriptor_hopper(0, 16, 1024, 128)};"
-        for name, place in (("%da", 0), ("%db", 8192))
-    )
-    around: dict[str, Any] = {
-        "before": (_row("wgmma_fence"),),
-        "after": (_row("wgmma_commit"), _row("wgmma_wait", pending=0)),
-        "setup": held, "width": 0, "least": 4, "warps": (4, 8), "start": 0,
-    }  # fmt: skip
-    shapes = [(n, "bf16") for n in (8, 16, 32, 64, 96, 128, 192, 256)]
-    shapes += [(n, dtype) for dtype in ("f16", "e4m3") for n in (64, 128, 256)]
-    for n, dtype in shapes:
-        registers = n // 2
-        groups = 8 if n < 128 else 4  # ptxas takes long over more
-        step = _row("wgmma", f"x*{n // 2}", "%da", "%db", "1", n=n, dtype=dtype,
-                    transposed=False, transposed_a=False)  # fmt: skip
-        name = f"wgmma m64n{n}k{32 if dtype == 'e4m3' else 16} {dtype}"
-        yield Probe(name, (step,), registers=registers, groups=groups, **around)
-        if dtype == "bf16" and n in (64, 128, 256):
-            step = _row("wgmma_registers", f"x*{n // 2}", "y*4", "%db", "1", n=n, dtype=dtype,
-                        transposed=False)  # fmt: skip
-            name = f"wgmma_registers m64n{n}k16 {dtype}"
-            yield Probe(name, (step,), registers=registers, groups=groups, **around)
-
-
+@lru_cache(1)
 def probes() -> dict[str, Probe]:
     """All, by name; a row that several probes time is in the names of all of them."""
-    made = (on_registers(), memory(), ordering(), copies(), matrices())
-    found = {p.name: p for p in itertools.chain(*made)}
-    return found
+    listed = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    return {p.name: p for p in (*on_registers(), *map(_listed, listed))}
