@@ -27,6 +27,7 @@ from ptxflow.eval.tune.moves import AXES, Move, applicable
 NEARBY = 1.15  # times the champion's: a kernel of the frontier that a round may start from
 LEAST_NOISE = 0.003  # of two measurements: below it nothing is told apart
 SETTLED = 4  # kernels of the start that tell the noise
+HOPEFUL = 64  # draws, of which those are taken that may be the fastest
 QUIET = 12  # rounds in a row without a gain, after which the loop ends
 EFFECTIVE, INEFFECTIVE, NOT_IMPLEMENTED = "effective", "ineffective", "not implemented"
 
@@ -134,6 +135,8 @@ class Session:
     seed: int = 0
     measured: dict[Strategy, Timed] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
+    #: ln of the microseconds that codes of a part may reach, [n]; None: nothing is foreseen
+    hope: Callable[[Any, NDArray[np.int64]], NDArray[np.float64]] | None = None
     #: what a round tries without any move, where that is no draw
     proposed: Callable[[], Sequence[Strategy]] | None = None
     _tried: set[tuple[Strategy, str]] = field(default_factory=set)
@@ -170,7 +173,7 @@ class Session:
             start = self._start(champion) if quiet % 2 else champion
             before = self.measured[champion].us
             made = yield from self._round(number, start)
-            quiet = quiet + 1 if made.us > before * (1 - self.bench.noise) else 0
+            quiet = quiet + 1 if made.us > before * (1 - LEAST_NOISE) else 0
             if not made.end and quiet == QUIET:
                 made = replace(made, end=f"{QUIET} rounds gained nothing")
             yield made
@@ -223,16 +226,23 @@ class Session:
         self, start: Strategy, gaps: Gaps, state: str, rng: np.random.Generator
     ) -> list[Move]:
         """The round's moves: those of an axis by what is expected of them, drawn from how sure that
-        is; none twice from one kernel, none that leaves no strategy."""
+        is, and by what their best kernel may reach; none twice from one kernel, none that leaves no
+        strategy."""
         ranked: dict[str, list[Move]] = {}
         for axis in AXES:
             rows = []
             for move in applicable(self.space.family, start, axis):
                 expected = self.experience.of(state, move)
-                rows.append((rng.normal(expected.mean, expected.spread), move))
+                gain = rng.normal(expected.mean, expected.spread)
+                fixed = move.fixed(self.space.family, start)
+                if (start, move.name) in self._tried or not self._given(fixed):
+                    continue
+                if self.hope:
+                    near = self._near(start, fixed)
+                    gain -= self.hope(self.space, near).min() if len(near) else math.inf
+                rows.append((gain, move))
             rows.sort(key=lambda row: -row[0])
-            ranked[axis] = [m for _, m in rows if (start, m.name) not in self._tried
-                            and self._given(m.fixed(self.space.family, start))]  # fmt: skip
+            ranked[axis] = [m for _, m in rows]
         budget = gaps.budget(self.limits.moves, {a: len(ms) for a, ms in ranked.items()})
         found = [m for axis in gaps.by_axis for m in ranked[axis][: budget[axis]]]
         self._tried |= {(start, m.name) for m in found}
@@ -254,19 +264,40 @@ class Session:
             if len(found) == self.limits.branches:
                 break
             fixed = merged(of, self.space, start)
-            keep = {} if drawn or not fixed else self._kept(start, fixed)
-            part = self._given({**keep, **fixed}) if fixed and (drawn or keep) else None
-            if not of:
-                part = self.space if moves else None
-            if part is None:
+            if not moves or (of and not fixed):
                 continue
-            codes = self.draws(part, 4, int(rng.integers(2**31)))
+            codes = self._codes(start, fixed, drawn, int(rng.integers(2**31)))
             drew = (self.space.strategy(int(c)) for c in codes)
             new = iter(self.proposed()) if self.proposed and not of else drew
             fresh = next((s for s in new if s not in self.measured and s not in found), None)
             if fresh is not None:
                 found[fresh] = of, drawn
         return [(of, drawn, s) for s, (of, drawn) in found.items()]
+
+    def _codes(
+        self, start: Strategy, fixed: Mapping[str, Sequence[Choice]], drawn: bool, seed: int
+    ) -> NDArray[np.int64]:
+        """What has the fixed choices, the rest as at the start or drawn; the most hopeful first."""
+        codes = self._near(start, fixed) if self.hope and not drawn else np.zeros(0, np.int64)
+        if not len(codes):
+            keep = {} if drawn else self._kept(start, fixed)
+            part = self._given({**keep, **fixed}) if fixed else self.space
+            if part is None or not (drawn or keep):
+                return codes
+            codes = self.draws(part, HOPEFUL if self.hope else 4, seed)
+        return (
+            codes[np.argsort(self.hope(self.space, codes), kind="stable")] if self.hope else codes
+        )
+
+    def _near(self, start: Strategy, fixed: Mapping[str, Sequence[Choice]]) -> NDArray[np.int64]:
+        """Codes of what differs from the start in what is fixed and in nothing else."""
+        held = self.space.family.choices(start)
+        rows = np.zeros((1, 0), np.int64)
+        for d in self.space.decisions:
+            own = np.array([d.choices.index(c) for c in fixed.get(d.name, (held[d.name],))])
+            rows = np.column_stack([np.repeat(rows, len(own), 0), np.tile(own, len(rows))])
+        left = self.space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]]
+        return np.asarray(rows[left > 0] @ self.space.strides[1:])
 
     def _kept(
         self, start: Strategy, fixed: Mapping[str, Sequence[Choice]]
