@@ -28,7 +28,7 @@ NEARBY = 1.15  # times the champion's: a kernel of the frontier that a round may
 LEAST_NOISE = 0.003  # of two measurements: below it nothing is told apart
 SETTLED = 4  # kernels of the start that tell the noise
 HOPEFUL = 64  # draws, of which those are taken that may be the fastest
-QUIET = 12  # rounds in a row without a gain, after which the loop ends
+QUIET = 16  # rounds in a row without a gain, after which the loop ends
 EFFECTIVE, INEFFECTIVE, NOT_IMPLEMENTED = "effective", "ineffective", "not implemented"
 
 #: codes of k distinct draws of the policy in a part of the space, by a seed
@@ -73,7 +73,7 @@ class Limits:
 
     rounds: int = 20
     measurements: int = 64
-    moves: int = 3
+    moves: int = 2
     branches: int = 4
 
 
@@ -144,6 +144,10 @@ class Session:
     _last: str = ""  # the move that made the champion
 
     @property
+    def _spent(self) -> bool:
+        return len(self.measured) >= self.limits.measurements
+
+    @property
     def frontier(self) -> list[Strategy]:
         """What was right, the fastest first: the champion and what later rounds may start from."""
         right = [s for s, t in self.measured.items() if t.right]
@@ -197,9 +201,9 @@ class Session:
         end = "near peak" if gaps.near_peak and start == champion else ""
         rng = np.random.default_rng([self.seed, number])
         moves = [] if end else self.chosen(start, gaps, state, rng)
-        planned = self.branches(start, moves, rng)
+        planned = [] if end else self.branches(start, moves, rng)
         planned = planned[: self.limits.measurements - len(self.measured)]
-        end = end or ("" if planned else "no move is left" if not moves else "budget spent")
+        end = end or ("" if planned else "budget spent" if self._spent else "nothing is left")
         yield from self._measure([strategy for _, _, strategy in planned])
         made = tuple(
             Branch(tuple(m.name for m in of), drawn, s.key, self.measured[s].us,
@@ -251,24 +255,25 @@ class Session:
     def branches(
         self, start: Strategy, moves: Sequence[Move], rng: np.random.Generator
     ) -> list[tuple[tuple[Move, ...], bool, Strategy]]:
-        """New strategies, at most `limits.branches`: one that the policy draws without any move,
-        each move with the rest as at the start, all moves together, then moves with the rest drawn
-        by the policy."""
+        """New strategies, at most `limits.branches`: at least one that the policy draws without any
+        move, each move with the rest as at the start, all moves together, moves with the rest drawn
+        by the policy, and where that is not enough the policy's draws again."""
         found: dict[Strategy, tuple[tuple[Move, ...], bool]] = {}
         singles = [(m,) for m in moves]
         together = [tuple(moves)] if len(moves) > 1 else []
         plans = [(of, False) for of in singles + together] + [
             (of, True) for of in together + singles
         ]
-        for of, drawn in [((), True), *plans, *plans]:
+        free = [((), True)] * self.limits.branches
+        for of, drawn in [*free[: max(1, len(free) - len(moves))], *plans, *free]:
             if len(found) == self.limits.branches:
                 break
             fixed = merged(of, self.space, start)
-            if not moves or (of and not fixed):
+            if of and not fixed:
                 continue
             codes = self._codes(start, fixed, drawn, int(rng.integers(2**31)))
             drew = (self.space.strategy(int(c)) for c in codes)
-            new = iter(self.proposed()) if self.proposed and not of else drew
+            new = iter(self.proposed()) if self.proposed and not of and not found else drew
             fresh = next((s for s in new if s not in self.measured and s not in found), None)
             if fresh is not None:
                 found[fresh] = of, drawn
@@ -332,7 +337,7 @@ class Session:
         if part is None:
             return Attribution(move.name, None, "not valid without it")
         without = self.space.strategy(int(self.draws(part, 1, self.seed)[0]))
-        if without not in self.measured and len(self.measured) >= self.limits.measurements:
+        if without not in self.measured and self._spent:
             return Attribution(move.name, None, "no budget")
         (timed,) = yield from self._measure([without])
         if not timed.right:
