@@ -141,6 +141,7 @@ class Session:
     proposed: Callable[[], Sequence[Strategy]] | None = None
     _tried: set[tuple[Strategy, str]] = field(default_factory=set)
     _begun: set[Strategy] = field(default_factory=set)
+    _codes_seen: set[int] = field(default_factory=set)
     _last: str = ""  # the move that made the champion
 
     @property
@@ -218,7 +219,7 @@ class Session:
         if best != champion:
             of, drawn, _ = next(p for p in planned if p[2] == best)
             for move in of:
-                worth = yield from self._attribution(start, best, move, state, len(of))
+                worth = yield from self._attribution(start, best, move, state)
                 attributions.append(worth)
             self._last = of[0].name if of else ""
         return Round(
@@ -256,21 +257,15 @@ class Session:
         self, start: Strategy, moves: Sequence[Move], rng: np.random.Generator
     ) -> list[tuple[tuple[Move, ...], bool, Strategy]]:
         """New strategies, at most `limits.branches`: at least one that the policy draws without any
-        move, each move with the rest as at the start, all moves together, moves with the rest drawn
-        by the policy, and where that is not enough the policy's draws again."""
+        move, each move with the rest as at the start, then with the rest drawn by the policy, and
+        where that is not enough the policy's draws again."""
         found: dict[Strategy, tuple[tuple[Move, ...], bool]] = {}
-        singles = [(m,) for m in moves]
-        together = [tuple(moves)] if len(moves) > 1 else []
-        plans = [(of, False) for of in singles + together] + [
-            (of, True) for of in together + singles
-        ]
+        plans = [((m,), drawn) for drawn in (False, True) for m in moves]
         free = [((), True)] * self.limits.branches
         for of, drawn in [*free[: max(1, len(free) - len(moves))], *plans, *free]:
             if len(found) == self.limits.branches:
                 break
-            fixed = merged(of, self.space, start)
-            if of and not fixed:
-                continue
+            fixed = of[0].fixed(self.space.family, start) if of else {}
             codes = self._codes(start, fixed, drawn, int(rng.integers(2**31)))
             drew = (self.space.strategy(int(c)) for c in codes)
             new = iter(self.proposed()) if self.proposed and not of and not found else drew
@@ -290,19 +285,20 @@ class Session:
             if part is None or not (drawn or keep):
                 return codes
             codes = self.draws(part, HOPEFUL if self.hope else 4, seed)
-        return (
-            codes[np.argsort(self.hope(self.space, codes), kind="stable")] if self.hope else codes
-        )
+        if self.hope:
+            codes = codes[np.argsort(self.hope(self.space, codes), kind="stable")]
+        return codes
 
     def _near(self, start: Strategy, fixed: Mapping[str, Sequence[Choice]]) -> NDArray[np.int64]:
-        """Codes of what differs from the start in what is fixed and in nothing else."""
+        """Codes, of what was not measured, that differ from the start in the fixed alone."""
         held = self.space.family.choices(start)
         rows = np.zeros((1, 0), np.int64)
         for d in self.space.decisions:
             own = np.array([d.choices.index(c) for c in fixed.get(d.name, (held[d.name],))])
             rows = np.column_stack([np.repeat(rows, len(own), 0), np.tile(own, len(rows))])
         left = self.space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]]
-        return np.asarray(rows[left > 0] @ self.space.strides[1:])
+        codes = rows[left > 0] @ self.space.strides[1:]
+        return np.asarray(codes[[int(c) not in self._codes_seen for c in codes]])
 
     def _kept(
         self, start: Strategy, fixed: Mapping[str, Sequence[Choice]]
@@ -327,7 +323,7 @@ class Session:
             return None
 
     def _attribution(
-        self, start: Strategy, best: Strategy, move: Move, state: str, moves: int
+        self, start: Strategy, best: Strategy, move: Move, state: str
     ) -> Generator[Step, Sequence[Timed], Attribution]:
         """The champion without the move: its decisions as they were where the round began, and of
         the others as few changed as that needs."""
@@ -345,7 +341,7 @@ class Session:
         gain = math.log(timed.us / self.measured[best].us)
         if self.bench.alike(best, without):
             return Attribution(move.name, gain, NOT_IMPLEMENTED)
-        if moves > 1 or without != start:
+        if without != start:
             self._learn(state, move, gain)
         return Attribution(move.name, gain, EFFECTIVE if gain > self.bench.noise else INEFFECTIVE)
 
@@ -355,6 +351,7 @@ class Session:
     def _measure(self, strategies: Sequence[Strategy]) -> Measuring:
         if new := tuple(s for s in dict.fromkeys(strategies) if s not in self.measured):
             self.measured.update(zip(new, (yield new), strict=True))
+            self._codes_seen |= {self.space.code(s) for s in new}
         return [self.measured[s] for s in strategies]
 
 
@@ -364,17 +361,3 @@ def answered(steps: Steps, times: Sequence[Timed]) -> Step | None:
         return steps.send(times)
     except StopIteration:
         return None
-
-
-def merged(
-    moves: Sequence[Move], space: StrategySpace, start: Strategy
-) -> dict[str, tuple[Choice, ...]]:
-    """What several moves fix together; empty where two of them contradict."""
-    fixed: dict[str, tuple[Choice, ...]] = {}
-    for move in moves:
-        for name, choices in move.fixed(space.family, start).items():
-            both = tuple(c for c in fixed.get(name, choices) if c in choices)
-            if not both:
-                return {}
-            fixed[name] = both
-    return fixed

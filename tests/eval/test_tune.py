@@ -176,7 +176,7 @@ def test_attribution_classes_planted_moves(space: RelationSpace, seed: int) -> N
         champion = kept.strategy(int(uniform(kept, 1, seed)[0]))
         (better,) = measured(found, found._measure([champion]))
         assert better.us == 40.0 / worth
-        worth = measured(found, found._attribution(starts[0], champion, LARGER, "s", 1))
+        worth = measured(found, found._attribution(starts[0], champion, LARGER, "s"))
         assert worth.verdict == verdict
 
 
