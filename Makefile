@@ -9,9 +9,11 @@ DEFINITION ?= gemm_n4096_k4096
 AXES ?= M=1024
 CHECKPOINT = $(OUT)/train/checkpoint.safetensors
 INSTALL = echo "$(VENV): pip downloads what is missing of PyTorch and the rest: hundreds of MB," \
-	"gigabytes where the build of PyTorch brings CUDA" && $(BIN)/python -m pip install -e
+	"gigabytes where the build of PyTorch brings CUDA" && $(BIN)/python -m pip install --no-compile -e
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Python compiles the modules that are imported, once, rather than pip all that there are
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test types quick test-all clean
 

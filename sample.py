@@ -115,7 +115,8 @@ def how_it_is_ranked(parser: Parser) -> None:
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="trained policy (default: the device's in checkpoints/)",
+        help="trained policy (default: the device's in checkpoints/; any.safetensors, for any "
+        "shape and device, far from what that was trained on)",
     )
     add(
         "--sharpness",
@@ -264,10 +265,13 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
         print(remark, file=sys.stderr)
     gpu = choose_gpu(args.measure, device.name)
     ptxas.executable()
-    from ptxflow.eval.sample.draws import default_checkpoint
+    from ptxflow.eval.sample.draws import usual_checkpoint
     from ptxflow.eval.sample.library_run import Asked, make_library
 
-    checkpoint = args.checkpoint or default_checkpoint(device.name)
+    ends = ({n: r[i] for n, r in ranges.free.items()} for i in (0, 1))
+    checkpoint = args.checkpoint or usual_checkpoint(
+        device.name, definition, *map(ranges.axes, ends)
+    )
     sharpness = {} if args.sharpness is None else {"sharpness": args.sharpness}
     asked = Asked(
         args.library, ranges, device, checkpoint, most=args.members or 8, k=args.k,
@@ -296,7 +300,7 @@ def sample_kernels(
     from ptxflow.env.relation import RelationSpace
     from ptxflow.env.reward import TAU
     from ptxflow.env.search import USUAL
-    from ptxflow.eval.sample.draws import default_checkpoint
+    from ptxflow.eval.sample.draws import usual_checkpoint
     from ptxflow.eval.sample.pipeline import compile_and_rank
     from ptxflow.eval.sample.selection import REWARD, choose, reward_alone, reward_of
     from ptxflow.gfn.inference import (
@@ -310,7 +314,7 @@ def sample_kernels(
     )
 
     wide = args.space == "wide"
-    checkpoint = args.checkpoint or default_checkpoint(space.device.name)
+    checkpoint = args.checkpoint or usual_checkpoint(space.device.name, definition, axes)
     tau, sharpness = TAU, SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)

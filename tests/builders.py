@@ -58,7 +58,7 @@ def python(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def toy_family(
-    name: str, decisions: Sequence[Decision], rules: Sequence[Rule], **given: Callable[..., Any]
+    name: str, decisions: Sequence[Decision], rules: Sequence[Rule], **given: Any
 ) -> Family:
     """A family of decisions and rules, and of what else is given."""
     needed = "problem", "resources", "demand", "build", "trips", "launch", "trial"

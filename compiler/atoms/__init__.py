@@ -12,8 +12,6 @@ from ptxflow.compiler.atoms import (
     common,
     copies,
     draws,
-    experts,
-    filters,
     hopper,
     indexing,
     matrix,
@@ -41,7 +39,6 @@ _ROWS = (
     threads,
     arithmetic,
     reductions,
-    filters,
     candidates,
     draws,
     matrix,
@@ -51,7 +48,6 @@ _ROWS = (
     hopper,
     blackwell,
     blocks,
-    experts,
 )  # importing them fills the table
 
 

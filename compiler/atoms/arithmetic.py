@@ -58,11 +58,14 @@ arithmetic(
     "rcp.approx.ftz.f32 {dst}, {src};",
     "9.7.3 rcp.approx: relative error 2^-23; subnormals count as zero",
 )
+arithmetic("sum_u32", "dst a b", "add.u32 {dst}, {a}, {b};", "9.7.1.1 add of integers", ALIKE)
+arithmetic("div_f32", "dst a b", "div.rn.f32 {dst}, {a}, {b};", "9.7.3.8 div.rn")
 arithmetic("relu_f32", "dst src", "max.f32 {dst}, {src}, 0f00000000;", "9.7.3 max: with 0")
 arithmetic(
     "minus_abs_f32", "dst src", f"or.b32 {{dst}}, {{src}}, 0x{SIGN:X};", "9.7.8 or: sets the sign"
 )
 arithmetic("max_f32", "dst a b", "max.f32 {dst}, {a}, {b};", "9.7.3 max")
+arithmetic("min_f32", "dst a b", "min.f32 {dst}, {a}, {b};", "9.7.3 min")
 arithmetic(
     "log2_f32",
     "dst src",

@@ -19,7 +19,7 @@ from ptxflow.compiler.atoms.reductions import (
     skip_unless_any,
 )
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import pieces, scoped
+from ptxflow.compiler.atoms.threads import each, pieces, scoped
 from ptxflow.compiler.ir import UOp
 
 POSITION_BITS = 20  # of a token in its row
@@ -56,18 +56,22 @@ instruction(
         Rule("sums begin, or go on", lambda u: u.src[4].arg in ((0, ""), (1, ""))),
     ),
 )
+
+
+def _sort_key_text(use: UOp, text: dict[str, str]) -> str:
+    lines = (
+        "add.rn.f32 {dst}, {src}, 0f00000000;",  # -0 to 0
+        "shr.s32 %_s, {dst}, 31;",
+        "or.b32 %_s, %_s, 0x80000000;",
+        "xor.b32 {dst}, {dst}, %_s;",
+        *(() if text["inside"] == "1" else ("selp.b32 {dst}, {dst}, 0, {inside};",)),
+    )
+    return scoped("b32 s", [each("\n".join(lines))(use, text)])
+
+
 instruction(
-    "sort_key(dst: frag*1 w, src: frag*1 r, inside: value)",
-    lambda use, t: scoped(
-        "b32 s",
-        [
-            f"add.rn.f32 {t['dst']}, {t['src']}, 0f00000000;",  # -0 to 0
-            f"shr.s32 %_s, {t['dst']}, 31;",
-            "or.b32 %_s, %_s, 0x80000000;",
-            f"xor.b32 {t['dst']}, {t['dst']}, %_s;",
-            f"selp.b32 {t['dst']}, {t['dst']}, 0, {t['inside']};",
-        ],
-    ),
+    "sort_key(dst: frag*n w, src: frag*n r, inside: value)",
+    _sort_key_text,
     "9.7.8 xor: all bits of a negative number, the sign of others; 0 where not inside",
 )
 
@@ -292,7 +296,7 @@ def _keep_text(use: UOp, text: dict[str, str]) -> str:
         f"mov.b64 %_own, {{{own[0]}, {own[1]}}};",
         f"mov.b64 %_other, {{{other[0]}, {other[1]}}};",
         "setp.gt.u64 %_p, %_own, %_other;",
-        f"xor.pred %_p, %_p, {text['greater']};",
+        f"xor.pred %_p, %_p, {text['inside']};",
     ]
     for dst, x, y in zip(pieces(text["dst"]), own, other, strict=True):
         lines.append(f"selp.b32 {dst}, {y}, {x}, %_p;")
@@ -300,7 +304,7 @@ def _keep_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "keep_entry(dst: frag*2 w, own other: frag*2 r, greater: value)",
+    "keep_entry(dst: frag*2 w, own other: frag*2 r, inside: value)",
     _keep_text,
     "9.7.6 setp: the greater of two entries where a condition holds, else the lesser",
 )

@@ -8,8 +8,9 @@ stores or loads one, two or four registers at a place of its own.
 
 from __future__ import annotations
 
+from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes
 from ptxflow.compiler.atoms.table import instruction
-from ptxflow.compiler.atoms.threads import vector, written
+from ptxflow.compiler.atoms.threads import pieces, scoped, vector, written
 from ptxflow.compiler.ir import UOp
 
 
@@ -41,9 +42,85 @@ instruction(
 
 
 instruction(
-    "shuffle_from(dst: frag*1 w, src: frag*1 r, lane: value) warp",
-    "shfl.sync.idx.b32 {dst}, {src}, {lane}, 31, 0xFFFFFFFF;",
+    "shuffle_from(dst: frag*1 w, src: frag*1 r, index: value) warp",
+    "shfl.sync.idx.b32 {dst}, {src}, {index}, 31, 0xFFFFFFFF;",
     "9.7.9.6 shfl.sync.idx: the register of a lane that each lane names",
+)
+instruction(
+    "keep_bits(dst: frag*n w, src: frag*n r, set: frag*1 r)",
+    lambda use, t: "\n".join(
+        f"and.b32 %ra, {t['set']}, {1 << i};\nsetp.ne.u32 %pw, %ra, 0;\nselp.b32 {d}, {s}, 0, %pw;"
+        for i, (d, s) in enumerate(zip(pieces(t["dst"]), pieces(t["src"]), strict=True))
+    ),
+    "9.7.7 selp: zeros in registers whose bit is not in a set",
+)
+instruction(
+    "ballot(dst: frag*1 w, inside: value) warp",
+    "vote.sync.ballot.b32 {dst}, {inside}, 0xFFFFFFFF;",
+    "9.7.13.10 vote.sync: the set of lanes for which a condition holds",
+    defaults=(("alike", True),),
+)
+instruction(
+    "scan_lanes(dst: frag*1 w, src: frag*1 r) warp",
+    lambda use, t: scoped(
+        "b32 up, pred p",
+        [f"mov.b32 {t['dst']}, {t['src']};", *scan_lanes(t["dst"], "%_up", "%_p")],
+    ),
+    "9.7.9.6 shfl.sync.up: the sum of the lane's integer and those of the lanes before",
+)
+
+
+def _best_text(use: UOp, text: dict[str, str]) -> str:
+    keys, chosen = pieces(text["keys"]), text["chosen"]
+    lines = [f"mov.b32 {chosen}, 0;"]
+    for _ in range(use.arg.attr("count")):
+        lines.append(f"max.u32 %_top, {keys[0]}, {keys[1]};")
+        lines += [f"max.u32 %_top, %_top, {k};" for k in keys[2:]]
+        lines += [
+            f"redux.sync.max.u32 %_best, %_top, {ALL_LANES};",
+            "setp.eq.u32 %_p, %_top, %_best;",
+            f"vote.sync.ballot.b32 %_top, %_p, {ALL_LANES};",
+            "brev.b32 %_top, %_top;",
+            "clz.b32 %_top, %_top;",
+            "setp.eq.u32 %_p, %_top, %lane;",
+        ]
+        for i, k in enumerate(keys):
+            lines += [
+                f"setp.eq.and.u32 %_q, {k}, %_best, %_p;",
+                f"@%_q or.b32 {chosen}, {chosen}, {1 << i};",
+                f"@%_q mov.b32 {k}, 0;",
+                "xor.pred %_p, %_p, %_q;",
+            ]
+    return scoped("b32 top best, pred p q", lines)
+
+
+instruction(
+    "take_best(chosen: frag w, keys: frag*8 rw) warp",
+    _best_text,
+    "9.7.13.11 redux.sync: the `count` largest keys of the warp, as bits of each lane's keys, "
+    "which it empties",
+    sass=("redux.sync",),
+    defaults=(("unread", "keys"),),
+)
+
+
+def _transpose_text(use: UOp, text: dict[str, str]) -> str:
+    lines = [f"mov.b32 {text['dst']}, 0;"]
+    for bit in range(32):
+        lines += [
+            f"and.b32 %_bit, {text['src']}, {1 << bit};",
+            "setp.ne.u32 %_p, %_bit, 0;",
+            f"vote.sync.ballot.b32 %_bit, %_p, {ALL_LANES};",
+            f"setp.eq.u32 %_p, %lane, {bit};",
+            f"@%_p mov.b32 {text['dst']}, %_bit;",
+        ]
+    return scoped("b32 bit, pred p", lines)
+
+
+instruction(
+    "transpose_bits(dst: frag*1 w, src: frag*1 r) warp",
+    _transpose_text,
+    "9.7.13.10 vote.sync: bit j of lane i becomes bit i of lane j",
 )
 instruction(
     "count_lanes(dst: frag*1 rw, inside: value) warp",

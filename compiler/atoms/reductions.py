@@ -11,7 +11,7 @@ bins, of the highest digits the first; these sums lie behind the bins.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import each, pieces, scoped, vector
+from ptxflow.compiler.atoms.threads import each, pieces, scoped, vector, written
 from ptxflow.compiler.ir import UOp
 
 KEY_BITS = 28
@@ -62,6 +62,25 @@ instruction(
     ),
     "9.7.9.11 st of zeros: 16 bytes a lane; begun: sums, to be read when something was added",
     defaults=(("begun", False), ("unread", "dst")),
+)
+instruction(
+    "weigh(dst: frag*1 w, src: frag*1 r)",
+    lambda use, t: "\n".join(weigh(t["src"], t["dst"])),
+    "9.7.9.22 cvt: the weight of an element",
+)
+instruction(
+    "goal_of_p(dst: frag w, p total: frag r)",
+    written(
+        "b32 a, b64 m, pred q",
+        f"mul.f32 %_a, {{p}}, {WEIGHT_SCALE};",
+        "cvt.rzi.u32.f32 %_a, %_a;",
+        "setp.ge.f32 %_q, {p}, 0f3F800000;",
+        "mul.wide.u32 %_m, %_a, {total};",
+        "shr.u64 %_m, %_m, 31;",
+        "cvt.u32.u64 %_a, %_m;",
+        "selp.b32 {dst}, 0xFFFFFFFF, %_a, %_q;",
+    ),
+    "9.7.9.22 cvt, 9.7.1 mul: floor(p total), p in steps of 2^-31; 0 for p <= 0, all ones from 1",
 )
 instruction(
     "saturate(dst: frag*n w, src: frag*n r)",

@@ -35,6 +35,21 @@ def _mov_text(use: UOp, text: dict[str, str]) -> str:
 
 instruction("mov(dst: frag w, value: value)", _mov_text, "9.7.9.3 mov: one value to every register")
 instruction(
+    "either(dst: frag*1 w, yes no inside: value)",
+    "selp.b32 {dst}, {yes}, {no}, {inside};",
+    "9.7.7 selp: one of two values, as a condition holds or not",
+)
+instruction(
+    "choose(dst: frag*n w, flag: frag r, a b: frag*n r)",
+    lambda use, t: written(
+        "pred q",
+        "setp.ne.u32 %_q, {flag}, 0;",
+        *(f"selp.b32 {{dst[{i}]}}, {{a[{i}]}}, {{b[{i}]}}, %_q;" for i in range(use.src[0].arg)),
+    )(use, t),
+    "9.7.7 selp: the first where the flag is not 0, else the second",
+)
+instruction("popc(dst: frag*1 w, src: frag*1 r)", "popc.b32 {dst}, {src};", "9.7.1 popc")
+instruction(
     "pack(dst: frag*n w, src: frag*2n r)",
     _pack_text,
     "9.7.9.22 cvt: the first source goes to the upper half",

@@ -8,10 +8,11 @@ from __future__ import annotations
 import itertools
 import struct
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from string import Formatter
 from typing import Any
 
-from ptxflow.compiler.atoms.table import Rule, instruction
+from ptxflow.compiler.atoms.table import GENERIC, Access, Rule, add, atom, instruction
 from ptxflow.compiler.ir import UOp
 
 Text = Callable[[UOp, dict[str, str]], str]  # what writes a use of a row
@@ -130,6 +131,18 @@ instruction(
     rules=(CACHED, PREFETCHED),
 )
 
+add(
+    replace(
+        atom("ld_global"),
+        name="ld_global_own",
+        isa="9.7.9.8 ld.global of what the kernel itself has written, before its warps met; zeros "
+        "where not `inside`",
+        accesses=(Access("tile", "r", GENERIC), Access("dst", "w", GENERIC)),
+        sass=(),
+        defaults=(("cache", ""), ("handed", True), ("offset", 0), ("prefetch", 0)),
+    )
+)
+
 
 def _after_text(use: UOp, text: dict[str, str]) -> str:
     dst, src = pieces(text["dst"]), pieces(text["src"])
@@ -221,8 +234,24 @@ instruction(
     "st.shared.b32 [{dst}], {src};",
     "9.7.9.11 st of one register by one lane",
 )
+
+
 instruction(
     "ld_shared(dst: frag*1 w, src: smem r, offset: value)",
     "add.u32 %ra, {src_reg}, {offset};\nld.shared.b32 {dst}, [%ra];",
     "9.7.9.8 ld of one register",
+)
+
+
+def _column_text(use: UOp, text: dict[str, str]) -> str:
+    lines = [f"add.u32 %ra, {text['src_reg']}, {text['offset']};"]
+    for i, d in enumerate(pieces(text["dst"])):
+        lines.append(f"ld.shared.b32 {d}, [%ra+{i * use.arg.attr('pitch')}];")
+    return "\n".join(lines)
+
+
+instruction(
+    "ld_shared_column(dst: frag w, src: smem r, offset: value)",
+    _column_text,
+    "9.7.9.8 ld of registers one by one, from places that are `pitch` bytes apart",
 )

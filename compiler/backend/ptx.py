@@ -243,12 +243,13 @@ class _Writer:
             self._bind(node, value)
             return value
         predicate = is_predicate(node)
-        a, b = (self._value(s) for s in node.src)
+        both = predicate and node.arg in ("and", "or")
+        a, b = (self._value(s) if both else self._number(s) for s in node.src)
         if node.src[0].op is Op.CONST and node.arg not in ("add", "mul", "and", "or", "xor", "min"):
             a = self._register(a)
         value = self._new("p" if predicate else "r")
         name = _INSTRUCTION[node.arg]
-        if predicate and node.arg in ("and", "or"):
+        if both:
             name = f"{node.arg}.pred"
         if node.src[0].op is Op.CONST and node.src[1].op is not Op.CONST:
             a, b = (b, a) if node.arg in ("add", "mul", "and", "or", "xor", "min") else (a, b)
@@ -257,6 +258,18 @@ class _Writer:
         self._line(f"{name} {value}, {a}, {b};")
         self._bind(node, value)
         return value
+
+    def _number(self, node: UOp) -> str:
+        """As `_value`; where that is a predicate, 1 or 0 in a register."""
+        if not is_predicate(node):
+            return self._value(node)
+        key = ("number", node)
+        found = self._find(key)
+        if found is None:
+            held, found = self._value(node), self._new("r")
+            self._line(f"selp.u32 {found}, 1, 0, {held};")
+            self._bind(key, found)
+        return found
 
     def _register(self, operand: str) -> str:
         if operand.startswith("%"):
@@ -437,7 +450,7 @@ class _Writer:
             elif kind == "value" and name in ("accumulate", "inside"):
                 text[name] = self._condition(operand)
             elif kind in ("value", "map"):
-                text[name] = self._value(operand)
+                text[name] = self._number(operand)
             elif kind in STORAGE_OF and kind != "global":
                 text[name] = self._plus(operand)
         return text

@@ -1,62 +1,111 @@
-"""What families ask of a definition's tensors: names, shapes, a 16-bit dtype that they share."""
+"""Which definitions a family takes: names, shapes and dtypes of tensors, limits of their axes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from ptxflow.compiler.family import bind_axis
+from ptxflow.compiler.family import Problem, bind_axis
 
 #: the 16-bit floats that kernels multiply and read rows of, and what PTX calls them
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
 
-Shapes = Mapping[str, Sequence[str] | None]  # axes of each tensor; a scalar has None
+Axes = Mapping[str, int]
+#: of axes, and of which inputs there are
+Refusals = Callable[[Axes, Collection[str]], Iterator[str]]
+Work = Callable[[Axes, Collection[str]], tuple[float, float]]
+
+_LINE = re.compile(
+    r"(?P<out>-> )?(?P<names>[\w, ]+?)(?P<left>\?)?(?: \[(?P<axes>.*)\])?(?: (?P<dtype>\w+))?"
+)
+
+
+class Tensor(NamedTuple):
+    """A tensor of a definition; a scalar has no axes, one of the shared 16-bit dtype no dtype."""
+
+    section: str
+    name: str
+    axes: list[str] | None
+    dtype: str | None
+    optional: bool
 
 
 @dataclass(frozen=True)
-class Tensors:
-    """The inputs and outputs that a definition must have, all of them and no others.
+class Schema:
+    """The definitions of a family, and their problems.
 
-    `what` and `sharing` are words of messages: what such a definition is of, and which tensors
-    share a 16-bit dtype. These are all but `others`, which have dtypes of their own; others may
-    name tensors that are not there.
+    `tensors` has a line for tensors of one shape: their names, with ? behind them if they may be
+    left out; axes in brackets, but for scalars; a dtype, if it is not the 16-bit one that tensors
+    share, or that of the problem (`dtype`). Outputs are behind an arrow. `what` and `sharing` are
+    words of messages: what such a definition is of, and which tensors share the dtype. `refused`
+    has a sentence for each limit that axes exceed, `work` the compulsory FLOP and bytes; both are
+    told which inputs there are. `axes` are those that the problem has, if not all.
     """
 
+    family: str
     what: str
-    inputs: Shapes
-    outputs: Shapes
+    tensors: str
+    refused: Refusals
+    work: Work
     sharing: str = "its tensors"
-    others: Mapping[str, str] = field(default_factory=dict)
+    dtype: str = ""
+    axes: tuple[str, ...] = ()
 
-    def dtype(self, name: str, definition: Mapping[str, Any]) -> str:
-        """The shared dtype of a definition, whose name begins messages.
+    @cached_property
+    def _tensors(self) -> list[Tensor]:
+        out = []
+        for line in self.tensors.strip().splitlines():
+            if not (found := _LINE.fullmatch(line.strip())):
+                raise ValueError(f"{self.family}: no tensors in {line!r}")
+            axes, section = found["axes"], "outputs" if found["out"] else "inputs"
+            shape = None if axes is None else axes.split(", ")
+            for name in found["names"].split(", "):
+                out.append(Tensor(section, name, shape, found["dtype"], bool(found["left"])))
+        return out
 
-        Raises ValueError, one line, for other tensors, shapes and dtypes.
+    def problem(self, definition: Mapping[str, Any], given: Mapping[str, int]) -> Problem:
+        """The problem of a definition (FlashInfer-Bench schema) with its variable axes bound.
+
+        Raises ValueError, one line that begins with the definition's name, for other tensors,
+        shapes and dtypes, for an axis that is missing, unknown or no positive integer, and for axes
+        that the family refuses.
         """
-        found = set()
-        for section, expected in (("inputs", self.inputs), ("outputs", self.outputs)):
-            tensors: Mapping[str, Any] = definition.get(section) or {}
-            shapes = {tensor: spec["shape"] for tensor, spec in tensors.items()}
+        name, inputs = str(definition.get("name", self.family)), definition.get("inputs") or {}
+        if unknown := sorted(set(given) - set(definition["axes"])):
+            known = ", ".join(definition["axes"])
+            raise ValueError(f"{name}: no axis {', '.join(unknown)}; there are {known}")
+        there = [t for t in self._tensors if not t.optional or t.name in inputs]
+        dtype = self._dtype(name, definition, there)
+        names = dict.fromkeys(axis for t in there for axis in t.axes or ())
+        bound = {axis: bind_axis(name, axis, definition["axes"], given) for axis in names}
+        for sentence in self.refused(bound, inputs):
+            raise ValueError(f"{name}: {sentence}")
+        axes = tuple((axis, bound[axis]) for axis in self.axes or bound)
+        flops, moved = map(float, self.work(bound, inputs))
+        return Problem(self.family, name, axes, dtype, flops, moved)
+
+    def _dtype(self, name: str, definition: Mapping[str, Any], there: list[Tensor]) -> str:
+        shared = set()
+        for section in ("inputs", "outputs"):
+            expected = {t.name: t.axes for t in there if t.section == section}
+            specs: Mapping[str, Any] = definition.get(section) or {}
+            shapes = {tensor: spec["shape"] for tensor, spec in specs.items()}
             if shapes != expected:
                 raise ValueError(f"{name}: {self.what} has the {section} {expected}, not {shapes}")
-            for tensor, spec in tensors.items():
-                wanted = self.others.get(tensor)
-                if wanted is None:
-                    found.add(str(spec["dtype"]))
-                elif spec["dtype"] != wanted:
-                    raise ValueError(f"{name}: {tensor} must be {wanted}, not {spec['dtype']}")
-        if len(found) != 1 or not found <= set(PTX_TYPE):
+            dtypes = {t.name: t.dtype or self.dtype for t in there}
+            for tensor, spec in specs.items():
+                if not dtypes[tensor]:
+                    shared.add(str(spec["dtype"]))
+                elif spec["dtype"] != dtypes[tensor]:
+                    raise ValueError(
+                        f"{name}: {tensor} must be {dtypes[tensor]}, not {spec['dtype']}"
+                    )
+        if not self.dtype and (len(shared) != 1 or not shared <= set(PTX_TYPE)):
             raise ValueError(
                 f"{name}: {self.sharing} must share one dtype of {', '.join(PTX_TYPE)}, not "
-                f"{', '.join(sorted(found))}"
+                f"{', '.join(sorted(shared))}"
             )
-        return found.pop()
-
-    def axes(
-        self, name: str, definition: Mapping[str, Any], given: Mapping[str, int]
-    ) -> dict[str, int]:
-        """Every axis of the shapes, in the order in which they name them: see `bind_axis`."""
-        shapes = (*self.inputs.values(), *self.outputs.values())
-        names = dict.fromkeys(axis for shape in shapes for axis in shape or ())
-        return {axis: bind_axis(name, axis, definition["axes"], given) for axis in names}
+        return self.dtype or shared.pop()

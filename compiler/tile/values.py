@@ -8,7 +8,7 @@ registers that there are. Numbers of shared memory, loops and branches are value
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -123,6 +123,17 @@ class Registers:
         emit(atom(out, *operands, **attrs))
         return out
 
+    def either(self, condition: UOp, yes: Value, no: Value) -> UInt32:
+        """One of two values, as a condition of the lane holds or not."""
+        return self.of(at.either, yes, no, condition)
+
+    def together(self, values: Sequence[Value]) -> UInt32:
+        """Values in neighbouring registers."""
+        out = self.uint32(width=len(values))
+        for i, held in enumerate(values):
+            emit(at.mov(out[i], held))
+        return out
+
     @property
     def storage(self) -> tuple[UOp, ...]:
         return tuple(self.held.values())
@@ -146,6 +157,10 @@ class Vector:
             return type(self)(self.registers, part(self.slot, index, 1), self.by_row)
         first, last, _ = index.indices(self.n)
         return type(self)(self.registers, part(self.slot, first, last - first), self.by_row)
+
+    def each(self) -> list[Self]:
+        """Its registers, each apart, as those whose values are used must be."""
+        return [self[i].apply(at.copy) for i in range(self.n)]
 
     def fresh(self, n: int = 0) -> Self:
         """As many registers, or `n`, that nothing else has."""
@@ -187,6 +202,9 @@ class Float32(Vector):
     def __sub__(self, other: Float32) -> Self:
         return self.apply(at.sub_f32, other)
 
+    def __truediv__(self, other: Float32) -> Self:
+        return self.apply(at.div_f32, other)
+
     def __mul__(self, factor: Float32) -> Self:
         return self.apply(at.scale_f32, factor)
 
@@ -218,6 +236,10 @@ class Float32(Vector):
 
 def maximum(a: Float32, b: Float32) -> Float32:
     return a.apply(at.max_f32, b)
+
+
+def minimum(a: Float32, b: Float32) -> Float32:
+    return a.apply(at.min_f32, b)
 
 
 def fma(a: Float32, b: Float32, c: Float32) -> Float32:

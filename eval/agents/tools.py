@@ -158,7 +158,7 @@ def sample(
     """Draw distinct strategies from the policy that was trained on this device's kernels, all
     valid, best predicted first. Times are predicted (`predicted_by`), not measured."""
     from ptxflow.env.space import Space
-    from ptxflow.eval.sample.draws import default_checkpoint
+    from ptxflow.eval.sample.draws import usual_checkpoint
     from ptxflow.eval.sample.selection import far_from_training, reward_of
     from ptxflow.gfn.inference import load_policy, sample_by_steps, with_family
 
@@ -166,7 +166,7 @@ def sample(
         raise BadInput(f"k must be from 1 to {MOST_DRAWN}, and seed not negative")
     work = Workload.of(desk, definition, axes, device)
     part = work.space(False, fixed)
-    policy = load_policy(default_checkpoint(device))
+    policy = load_policy(usual_checkpoint(device, work.definition, work.axes))
     far = far_from_training(policy.about, work.definition, work.axes)
     codes, logs = sample_by_steps(with_family(policy, part), part, k, seed)
     order = np.argsort(codes)

@@ -31,23 +31,34 @@ from ptxflow.env.tasks.arguments import (
     positive_int,
     product,
 )
-from ptxflow.env.tasks.definition import load, names
+from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.training_set import registered
 from ptxflow.env.tasks.workload import workloads
+from ptxflow.eval.sample.selection import far_from_training
+from ptxflow.gfn.checkpoint import read
 from ptxflow.gfn.inference import SHARPNESS, load_policy, sample_distinct
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 #: H100 has none of its own. The H200's sees the device only through the problem's features (how far
 #: it is bound by memory): features of devices have gain 0 in every network
 POLICY_OF = {"h100": "h200"}
+ANY = CHECKPOINTS / "any.safetensors"  # by the model's rewards, on devices and shapes at random
 Place = tuple[str, dict[str, int]]  # a definition's name or path, and axes
 the_policy = cache(load_policy)
 
 
 def default_checkpoint(device: str) -> Path:
-    """The policy of a device, for all families."""
+    """The policy of a device, for all families and the shapes of the definitions."""
     return CHECKPOINTS / f"{POLICY_OF.get(device, device)}.safetensors"
+
+
+def usual_checkpoint(device: str, definition: Definition, *axes: dict[str, int]) -> Path:
+    """The device's policy; where one of some workloads of a definition is far from what that was
+    trained on, the policy for any shape and device."""
+    own = default_checkpoint(device)
+    about = read(own).config
+    return ANY if any(far_from_training(about, definition, bound) for bound in axes) else own
 
 
 def places(definitions: Sequence[str], most: int | None, kind: str = "all") -> list[Place]:

@@ -18,6 +18,7 @@ from ptxflow.env.space import Space
 from ptxflow.env.tasks.arguments import product
 from ptxflow.env.tasks.definition import Definition, DefinitionError, load
 from ptxflow.env.tasks.sequences import axes_of
+from ptxflow.env.tasks.shapes import RANGES
 from ptxflow.env.tasks.training_set import PRESETS, registered, row_of
 
 POLICY, REWARD, BOTH = "policy", "reward", "both"
@@ -111,7 +112,8 @@ def far_from_training(
     where the header `about` does not say what was.
 
     A workload is near if a definition with its inputs and its constant axes was trained, and each
-    variable axis lies between the least and the largest value that was trained with these.
+    variable axis lies between the least and the largest value that was trained with these; of a
+    policy for any shape, if each axis lies within the ranges of its draws.
     """
     settings = about.get("settings", {})
     if "definitions" not in settings or _tuned_to(about, definition, axes):
@@ -120,10 +122,13 @@ def far_from_training(
     alike = list(_alike(settings["definitions"], definition))
     if not alike:
         return "no definition with these inputs was trained"
-    same = [d for d in alike if _differing(d, bound) == []]
+    preset = settings.get("preset", "full")
+    drawn = RANGES if PRESETS[preset].shapes else {}
+    same = [d for d in alike if drawn or _differing(d, bound) == []]
     if not same:
         return _constants(alike, bound)
-    ranges = trained_ranges(same, settings.get("preset", "full"))
+    ranges = trained_ranges(same, preset)
+    ranges |= {n: drawn[n][:2] for n in definition.const_axes if n in drawn}
     outside = (
         f"{axis}={bound[axis]} (trained: {low} to {high})"
         for axis, (low, high) in ranges.items()

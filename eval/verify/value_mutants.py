@@ -48,7 +48,6 @@ _SIBLINGS = (
     ("sum_f32", "sub_f32", "mul_f32", "max_f32"),
     ("exp2_f32", "reciprocal_f32", "log2_f32", "rsqrt", "copy", "relu_f32"),
     ("fold_max", "fold_sum"),
-    ("sigmoid", "copy"),
     ("add_f32", "copy"),
     ("exp2_gap", "sub_f32"),
 )

@@ -49,22 +49,24 @@ COUNTS = {
     ("exp2_rows", "scale"): 1, ("shift_exp2", "scale"): 1, ("mma_16816", "b"): 2,
     ("shuffle_from", "dst"): 1, ("shuffle_from", "src"): 1, ("count_lanes", "dst"): 1,
     ("scale_f32", "b"): 1, ("st_shared", "src"): 1, ("ld_shared", "dst"): 1,
-    ("pack_rest", "src"): 8, ("prefix_sum", "dst"): 1,
+    ("pack_rest", "src"): 8, ("prefix_sum", "dst"): 1, ("keep_bits", "set"): 1,
 }  # fmt: skip
+COUNTS |= {
+    (name, operand): 1
+    for name in ("either", "weigh", "popc", "ballot", "scan_lanes", "transpose_bits")
+    for operand in ("dst", "src")
+}
 #: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
 SINGLE = {
-    "tally", "tally_either", "sum_of_ranges", "pick_bin", "goal_of_k", "goal_of_p", "is_active",
-    "choose", "whole_kept", "narrow", "key_of", "window", "window_of_both", "ties_of_count",
-    "ties_of_mass", "ties_of_rest", "prefer", "sift", "refine", "settle", "pick_segment", "locate",
-    "philox",
+    "tally", "tally_either", "sum_of_ranges", "pick_bin", "goal_of_p", "choose", "sift", "refine",
+    "settle", "pick_segment", "locate", "philox",
 }  # fmt: skip
 COUNTS |= {
     ("tally", "src"): 8, ("tally_either", "src"): 8, ("sift", "src"): 8, ("philox", "dst"): 4,
     ("philox", "state"): 4, ("pick_segment", "dst"): 4, ("pick_segment", "uniform"): 2,
 }  # fmt: skip
 COUNTS |= {(name, "found"): 4 for name in SINGLE} | {(name, "window"): 2 for name in SINGLE}
-COUNTS |= {("window", "dst"): 2, ("window_of_both", "dst"): 2}
-VALUES = {"accumulate": "%p1", "inside": "%p1", "greater": "%p1", "base": "%rd3"}
+VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
 MODULE = """
 .version 8.8
 .target {arch}
@@ -116,9 +118,7 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
 #: operands whose sizes hang together, or attributes of one family: known from its kernels
 IN_KERNELS = {
     "promote", "scale_picked", "silu_gate", "largest", "pack_fp8", "st_global_fp8", "take_best",
-    "share_chosen", "st_chosen", "choosers", "add_size", "add_counts", "begin_experts",
-    "find_tile", "rank_rows", "sort_key", "count_entries", "pick_digit", "gather_entries",
-    "outrank", "put_place",
+    "sort_key", "count_entries", "pick_digit", "gather_entries", "outrank", "put_place",
 }  # fmt: skip
 GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]
 

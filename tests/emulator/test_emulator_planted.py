@@ -4,7 +4,7 @@ noted hazard, under one of a few schedules."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,13 +32,15 @@ KERNELS: dict[str, tuple[str, dict[str, int | str]]] = {
 }
 
 
-def verdict(run: Run, ptx: str, launch: Launch, says: str = "") -> str:
+def verdict(
+    run: Run, ptx: str, launch: Launch, says: str = "", schedules: Sequence[int] = SCHEDULES
+) -> str:
     """The first fault or wrong value of the schedules, or the first hazards that say so; else what
     hazards there are, else ""."""
     persistent = "min(" in launch.grid[0]  # one cluster of these works through several tiles
     shape, grid = (TILES, launch.cluster[0]) if persistent else (FEWER, None)
     noted = ""
-    for seed in SCHEDULES:
+    for seed in schedules:
         try:
             right, report = run(ptx, launch, *shape, seed=seed, grid=grid)
         except Fault as fault:
@@ -65,7 +67,7 @@ def change(ptx: str, pattern: str, to: str, count: int = 1) -> str:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_unchanged(build: Build, run: Run, kernel: str) -> None:
-    assert verdict(run, *planted(build, kernel)) == ""
+    assert verdict(run, *planted(build, kernel), schedules=(0, 1)) == ""
 
 
 WAIT = re.compile(r"^\tmbarrier\.try_wait.*\n\t@!%pw bra .*\n", re.M)
@@ -161,7 +163,7 @@ def test_planted_in_the_text(build: Build, run: Run, fault: str) -> None:
         assert got and says in got, (kernel, got)
 
 
-@pytest.mark.parametrize("kernel", ["hopper", "blackwell"])
+@pytest.mark.parametrize("kernel", ["hopper", pytest.param("blackwell", marks=pytest.mark.slow)])
 def test_every_lane_issues(build: Build, run: Run, kernel: str) -> None:
     """Without the election, 32 lanes load and multiply."""
     ptx, launch = planted(build, kernel)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.bench.references.sampling_integers import sample
 from ptxflow.eval.verify.cases import case_of
+from tests.families.row import crossed
 from tests.families.sampling import ALONE, EACH, H200, SAMPLING, K, P, problem, strategy
 
 
@@ -43,28 +48,31 @@ def edges(vocab: int) -> np.ndarray:  # type: ignore[type-arg]
     return (rows / rows.sum(-1, keepdims=True)).astype(np.float32)
 
 
-@pytest.mark.parametrize("k", [-1, 0, 1, 2, 333, 999, 1000, 1001])
-def test_edges_of_k(k: int) -> None:
-    rows = edges(1000)
-    ours, right = drawn(rows, np.full(len(rows), k, np.int32), None)
+EDGES: dict[str, list[Any]] = {
+    "k": [(k, None) for k in (-1, 0, 333, 2, 1, 999, 1000, 1001)],
+    "p": [(None, p) for p in (2.0, -1.0, 1e-9, 0.25, 0.5, 1 - 2**-24, 1.0, 0.0)],
+    "both": [(10, 0.5), (334, 1.0), (400, 0.999), (0, 0.0), (1000, 0.9)],
+}
+
+
+@pytest.mark.parametrize("each", ["a row", pytest.param("all rows", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("filters", EDGES)
+def test_edges(filters: str, each: str) -> None:
+    """Each filter on one of the rows, or on all."""
+    rows, pairs = edges(1000), EDGES[filters]
+    at = [(i, j) for i in range(len(rows)) for j in range(len(pairs))]
+    if each == "a row":
+        at = [(j % len(rows), j) for j in range(len(pairs))]
+    rows = rows[[i for i, _ in at]]
+    k, p = ([pairs[j][n] for _, j in at] for n in (0, 1))
+    ours, right = drawn(
+        rows, None if filters == "p" else np.array(k, np.int32),
+        None if filters == "k" else np.array(p, np.float32),
+    )  # fmt: skip
     assert ours.tolist() == right.tolist()
-
-
-@pytest.mark.parametrize("p", [-1.0, 0.0, 1e-9, 0.25, 0.5, 1 - 2**-24, 1.0, 2.0])
-def test_edges_of_p(p: float) -> None:
-    rows = edges(1000)
-    ours, right = drawn(rows, None, np.full(len(rows), p, np.float32))
-    assert ours.tolist() == right.tolist()
-    if p <= 0:
-        assert ours.tolist() == rows.argmax(-1).tolist()
-
-
-@pytest.mark.parametrize(("k", "p"), [(10, 0.5), (334, 1.0), (400, 0.999), (0, 0.0), (1000, 0.9)])
-def test_edges_of_both(k: int, p: float) -> None:
-    rows = edges(1000)
-    n = len(rows)
-    ours, right = drawn(rows, np.full(n, k, np.int32), np.full(n, p, np.float32))
-    assert ours.tolist() == right.tolist()
+    if filters == "p":
+        first = np.array(p) <= 0
+        assert ours[first].tolist() == rows[first].argmax(-1).tolist()
 
 
 def odd(vocab: int) -> np.ndarray:  # type: ignore[type-arg]
@@ -77,10 +85,18 @@ def odd(vocab: int) -> np.ndarray:  # type: ignore[type-arg]
     return rows.astype(np.float32)
 
 
-@pytest.mark.parametrize(("k", "p"), [(7, None), (None, 0.6), (300, 0.7)])
-@pytest.mark.parametrize("residency", ["registers", "reread"])
-def test_rows_that_are_no_probabilities(k: int | None, p: float | None, residency: str) -> None:
-    rows = odd(1000)
+def paired(*choices: Sequence[object]) -> list[ParameterSet]:
+    """All combinations, of which those that together have every choice are quick."""
+    return [pytest.param(*c, marks=[pytest.mark.slow] * slow) for *c, slow in crossed(*choices)]
+
+
+@pytest.mark.parametrize(
+    ("filters", "residency"), paired([(7, None), (None, 0.6), (300, 0.7)], ["registers", "reread"])
+)
+def test_rows_that_are_no_probabilities(
+    filters: tuple[int | None, float | None], residency: str
+) -> None:
+    rows, (k, p) = odd(1000), filters
     top_k = None if k is None else np.full(len(rows), k, np.int32)
     top_p = None if p is None else np.full(len(rows), p, np.float32)
     ours, right = drawn(rows, top_k, top_p, strategy(ctas=1, residency=residency))
@@ -88,8 +104,7 @@ def test_rows_that_are_no_probabilities(k: int | None, p: float | None, residenc
     assert (rows[np.arange(len(rows)), ours] > 0).all()
 
 
-@pytest.mark.parametrize("filters", [K, P, EACH])
-@pytest.mark.parametrize("ctas", [1, 2])
+@pytest.mark.parametrize(("filters", "ctas"), paired([K, P, EACH], [2, 1]))
 def test_lists_that_are_too_short(filters: tuple[str, ...], ctas: int) -> None:
     """Most of a row lies in the bin of the threshold: the leader reads it again."""
     rng, vocab = np.random.default_rng(1), 2000

@@ -46,5 +46,5 @@ def test_wide_strategies(name: str, choices: dict[str, int | str]) -> None:
     s = strategy(**choices)
     assert GEMM.refusals(problem(), strategy(), device(name)) == []
     compile_kernel(problem(), s, device(name))
-    emulation = run_emulation(problem(), s, device(name), (0, 1))
+    emulation = run_emulation(problem(), s, device(name), (0,))
     assert emulation.right, emulation.complaints

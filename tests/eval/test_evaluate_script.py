@@ -60,6 +60,7 @@ def test_the_same_seed_gives_the_same_numbers(out: Path, tmp_path: Path) -> None
     assert (tmp_path / "results.json").read_bytes() == (out / "results.json").read_bytes()
 
 
+@pytest.mark.slow
 def test_everything_is_drawn_again_from_the_results(out: Path, tmp_path: Path) -> None:
     where = ("--out", tmp_path, "--plots", tmp_path / "p")
     assert run("--results", out / "results.json", *where) == 0

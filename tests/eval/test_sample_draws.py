@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ def test_a_rule_that_masks_do_not_know_is_seen(monkeypatch: pytest.MonkeyPatch) 
         def refusals(self, *args: object) -> list[str]:
             return ["nothing is allowed"]
 
-    stricter = Stricter(**vars(own))
+    stricter = Stricter(**{f.name: getattr(own, f.name) for f in fields(own)})
     monkeypatch.setattr(legality, "find_problem", lambda d, a: (stricter, find_problem(d, a)[1]))
     drawn, against = legality.refused(ASKED, 20)
     assert drawn == 20 and against and "nothing is allowed" in against[0]

@@ -13,7 +13,7 @@ from ptxflow.env.reward import ModelReward
 from ptxflow.env.reward_source import describe
 from ptxflow.env.surrogate import SurrogateReward
 from ptxflow.env.tasks.definition import load
-from ptxflow.eval.sample.draws import default_checkpoint
+from ptxflow.eval.sample.draws import ANY, default_checkpoint, usual_checkpoint
 from ptxflow.eval.sample.selection import far_from_training, reward_of
 from ptxflow.gfn.checkpoint import read
 
@@ -84,6 +84,19 @@ def test_how_far_from_training(
     found = far_from_training(about, definition, axes)
     assert found.startswith(said) and bool(found) == bool(said)
     assert far_from_training({}, definition, axes) == "", "a header that does not say"
+
+
+def test_far_from_the_definitions_the_policy_of_any_shape_is_taken() -> None:
+    gemm = load("gemm_n4096_k4096")
+    odd = gemm.resized(N=3072)
+    assert usual_checkpoint("h200", gemm, {"M": 112}) == default_checkpoint("h200")
+    assert usual_checkpoint("h200", gemm, {"M": 112}, {"M": 9000}) == ANY
+    assert usual_checkpoint("b200", odd, {"M": 64}) == ANY
+    about = read(ANY).config
+    assert far_from_training(about, odd, {"M": 64}) == ""
+    assert far_from_training(about, gemm.resized(N=50048), {"M": 64}) == (
+        "N=50048 (trained: 64 to 32768)"
+    )
 
 
 def test_what_a_policy_was_tuned_to_is_not_far(about: dict[str, Any]) -> None:

@@ -166,7 +166,7 @@ ROW = Row(
     ),
     sampled=tuple(
         Sampled(f"{size} dims, {dtype}", problem(20, 2, size, q, v, dtype),
-                H200 if size > 64 else B200, size, whole=True, where={"chunk": 16}, slow=size > 64)
+                H200 if size > 64 else B200, size, whole=True, where={"chunk": 16}, slow=True)
         for size, q, v, dtype in (
             (64, 2, 6, "float16"), (128, 1, 1, "bfloat16"), (256, 1, 1, "float16")
         )
@@ -180,7 +180,7 @@ ROW = Row(
     ),
     references=tuple(
         Reference(n, definition(128, 1, 1), problem(100, 2, 128, 1, 1), PATHS[n], 0.6,
-                  slow=n != "one block, in pairs")
+                  slow=True)
         for n in ("one block of two units", "one block, in pairs")
     ),
     same=(Same(_ORDER, (problem(1, 1), *(problem(sum(n), len(n)) for n in _LENGTHS))),),

@@ -80,8 +80,8 @@ ROW = Row(
     bad=(
         Bad(_GATE, {}, "axis M is not given"),
         Bad(_GATE, {"M": 2**20}, "at most 4294967295 are counted"),
-        _bad("inputs.up.shape", ["N", "M"], r"up is \['M', 'N'\], not"),
-        _bad("inputs.up.dtype", "float32", "up must be bfloat16, as A is, not float32"),
+        _bad("inputs.up.shape", ["N", "M"], "a gemm has the inputs"),
+        _bad("inputs.up.dtype", "float32", "must share one dtype"),
         _bad("inputs.scale", {"shape": None, "dtype": "float32"}, "a gemm has the inputs"),
         Bad(gemm.definition() | {"name": "plain"}, {"M": 1}, "one of the inputs bias, up"),
     ),

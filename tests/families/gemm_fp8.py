@@ -84,8 +84,8 @@ ROW = Row(
         Bad(definition(), {}, "axis M is not given"),
         _bad("axes.K.value", 7200, "K = 7200 and N = 4096 must be multiples"),
         _bad("axes.num_k_blocks.value", 55, "num_k_blocks must be 56, not 55"),
-        _bad("inputs.A.dtype", "float8_e5m2", "a block-scaled gemm has the inputs"),
-        _bad("outputs.C.dtype", "float16", "a block-scaled gemm has the outputs"),
+        _bad("inputs.A.dtype", "float8_e5m2", "A must be float8_e4m3fn, not"),
+        _bad("outputs.C.dtype", "float16", "C must be bfloat16"),
         Bad(definition(), {"M": 2**31}, "are at most 2147483647"),
     ),
     ordered=tuple(

@@ -29,6 +29,7 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    crossed,
     resized,
 )
 
@@ -154,37 +155,27 @@ def _runs() -> tuple[Run, ...]:
         (64, [65, 5, 1], [64, 3, 129]), (64, [40, 2], [0, 2]), (1, [70, 3], [33, 3]),
         (5, [1, 1, 1], [64, 65, 0]),
     ]  # fmt: skip
+
+    def of(keys: list[int], queries: list[int]) -> dict[str, list[int]]:
+        return {"lengths": keys, "queries": queries}
+
     out = []
-    for i, s in enumerate((strategy(consumers=1), strategy(share=2, tile_kv=32, overlap=0))):
-        for page, q, k in kinds:
-            name = f"sm_90a, {q} of {k}, pages of {page}, share {s.share}"
-            p = sized(q, k, page, heads=2)
-            out.append(
-                Run(
-                    name, p, s, {"lengths": k, "queries": q}, slow=bool(i) and page != 5, legal=True
-                )
-            )
-    for rescale in ("always", "lazy"):
-        for page, q, k in (kinds[0], kinds[2], (64, [40, 2], [0, 2]), kinds[5]):
-            s = strategy(consumers=1, tile_kv=32, rescale=rescale)
-            name = f"sm_100a, {q} of {k}, pages of {page}, rescaled {rescale}"
-            given = {"lengths": k, "queries": q}
-            out.append(
-                Run(
-                    name,
-                    sized(q, k, page),
-                    s,
-                    given,
-                    B200,
-                    slow=page == 0 and len(q) > 1,
-                    legal=True,
-                )
-            )
+    shared = strategy(share=2, tile_kv=32, overlap=0)
+    for (page, q, k), s, slow in crossed(kinds, (strategy(consumers=1), shared)):
+        name, given = f"sm_90a, {q} of {k}, pages of {page}, share {s.share}", of(k, q)
+        p = sized(q, k, page, heads=2)
+        out.append(Run(name, p, s, given, slow=slow or page == 0, legal=True))
+    for (page, q, k), rescale, slow in crossed(
+        (kinds[5], kinds[0], kinds[4], kinds[2]), ("always", "lazy")
+    ):
+        s, given = strategy(consumers=1, tile_kv=32, rescale=rescale), of(k, q)
+        name = f"sm_100a, {q} of {k}, pages of {page}, rescaled {rescale}"
+        out.append(
+            Run(name, sized(q, k, page), s, given, B200, slow=slow or len(q) > 2, legal=True)
+        )
     n = [1 + i % 3 for i in range(70)]  # more sequences than a warp has lanes
     s = strategy(consumers=1, share=2, tile_kv=32)
-    out.append(
-        Run("70 sequences", sized(n, n, heads=2), s, {"lengths": n, "queries": n}, slow=True)
-    )
+    out.append(Run("70 sequences", sized(n, n, heads=2), s, of(n, n), slow=True))
     paged, packed = (
         problem(*of, heads=4, kv_heads=2, dim=64) for of in ((16, 3, 60, 160), (0, 3, 60, 150))
     )
@@ -304,7 +295,7 @@ ROW = Row(
               "turns of two, pinned", "scattered tokens, steps in order", "steps in order")),
         # lanes of a warp that meet behind their own stores, and the last release of a stage
         *(Ordered(n, problem(page, dim=64), s, B200, frozenset({"warp_sync", "tcgen05_commit"}),
-                  2, 20, last_trips=3, slow=n != "one tile of rows, in turn")
+                  2, 20, last_trips=3, slow=True)
           for n, (page, s) in TMEM_PATHS.items() if n in (
               "one tile of rows, in turn", "two tiles, scores ahead, lazy", "gathered tokens")),
     ),

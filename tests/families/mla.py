@@ -277,9 +277,15 @@ def _decode_runs() -> tuple[Run, ...]:
     steep = problem(False, 1, 2, 75, **_SCORES)
     lengths = [(1, 200, 0), (33, 128, 40), (0, 0, 201), (64, 64, 73), (129, 1, 71)]
     return (
-        *(Run(f"lengths {n}", of_lengths(p, n), s, {"lengths": n}) for n in lengths),
+        *(
+            Run(f"lengths {n}", of_lengths(p, n), s, {"lengths": n}, slow=i > 1)
+            for i, n in enumerate(lengths)
+        ),
         Run("70 sequences", problem(False, 1, 70, 3, **_SMALL), decode(chunk=64), slow=True),
-        *(Run(f"scale {x}", steep, decode(chunk=64), {"scale": x}) for x in (1e-3, 30.0)),
+        *(
+            Run(f"scale {x}", steep, decode(chunk=64), {"scale": x}, slow=x < 1)
+            for x in (1e-3, 30.0)
+        ),
         *_shared_runs(False),
     )
 
@@ -318,7 +324,7 @@ def _prefill_runs() -> tuple[Run, ...]:
         ("wgmma, in parts", H200, wgmma(tile=32, parts=4, rescale="lazy", pieces=2)),
     ):
         for x in (1e-3, 30.0):
-            slow = "parts" in name or x < 1
+            slow = name != "wgmma" or x < 1
             out.append(Run(f"{name}, scale {x}", steep, s, {"scale": x}, dev, slow=slow))
     return (*out, *_shared_runs(True))
 
@@ -336,7 +342,7 @@ def _references() -> tuple[Reference, ...]:
                   slow=True),
         *(Reference(f"wgmma, {parts} parts, rescaled {how}", given, high,
                     _PIECES.replace(rescale=how, parts=parts), steeper=8.0,
-                    slow=parts > 1 or how == "always")
+                    slow=True)
           for parts in (1, 2) for how in ("always", "lazy")),
     )  # fmt: skip
 

@@ -152,7 +152,7 @@ ROW = Row(
         _bad("axes.num_experts.value", 128, "there must be 256"),
         _bad("axes.gemm1_out_size.value", 2048, "gemm1_out_size must be 4096"),
         _bad("axes.num_hidden_blocks.value", 55, "num_hidden_blocks must be 56"),
-        _bad("inputs.hidden_states.dtype", "bfloat16", "has the inputs"),
+        _bad("inputs.hidden_states.dtype", "bfloat16", "must be float8_e4m3fn"),
         _bad("inputs.routing_bias.shape", ["seq_len"], "has the inputs"),
         _bad("outputs", {}, "has the outputs"),
     ),
@@ -169,8 +169,12 @@ ROW = Row(
                     "%u_factor2, %u_token_scale0, %u_weight_scale1_0",
                     "%u_factor2, %u_token_scale0, %u_weight_scale0_0",
                 ),
-                "the factor of shares": ("%t_weights0, %t_factor0", "%t_weights0, %t_weights0"),
-                "one of four groups fewer": ("%_rank, 4;", "%_rank, 3;"),
+                "the factor of shares": (
+                    re.compile(r"(mul.rn.f32 %t_t\d+_0, (%t_t\d+_0)), %t_factor0"), r"\1, \2",
+                ),
+                "one of four groups fewer": (
+                    re.compile(r"(setp.lt.u32 %p\d+, %r\d+), 4;"), r"\1, 3;",
+                ),
                 "the largest of two lanes only": (
                     re.compile(r"(%u_t\d+_0, %u_t\d+_0), 16"), r"\1, 8",
                 ),

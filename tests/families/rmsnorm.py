@@ -197,7 +197,7 @@ ROW = Row(
     ),
     sampled=tuple(
         Sampled(f"{d.arch}, {h}{', residual' * r}", problem(h, b, r), d, h, 2, seeds=(0, 1),
-                slow=h not in (56, 128))
+                slow=h not in (56, 128) or r == (d is H200))
         for h in (128, 512, 1536, 2048, 4096, 7168, 56, 5000) for r in (False, True)
         for d, b in ((H200, 3000), (B200, 5))
     ),

@@ -187,9 +187,10 @@ def crossed(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
     """All combinations, and of each whether it is slow: as many as the longest has choices are not,
     in which every choice is."""
     rows = range(max(map(len, choices)))
-    quick = {tuple(row[(i + i // len(row) * k) % len(row)] for k, row in enumerate(choices))
-             for i in rows}  # fmt: skip
-    return [(*found, found not in quick) for found in product(*choices)]
+    counts = [len(row) for row in choices]
+    quick = {tuple((i + i // n * k) % n for k, n in enumerate(counts)) for i in rows}
+    return [(*(row[i] for row, i in zip(choices, at, strict=True)), at not in quick)
+            for at in product(*map(range, counts))]  # fmt: skip
 
 
 def resized(name: str, dtype: str = "", **axes: int) -> Json:
@@ -217,11 +218,14 @@ def space(p: Problem, dev: Device = H200) -> Space:
 
 
 def cases(rows: Sequence[Row], suite: str) -> list[Any]:
-    """Parameters, a row and a case each; those that are slow in the suite are marked."""
+    """Parameters, a row and a case each; those that are slow in the suite are marked, and a
+    strategy of one target is slow on the other."""
     out = []
     for row in rows:
+        known = {case.strategy for case in row.cases if case.device is H200}
         for case in row.cases:
             slow = case.label not in row.quick.get(suite, [case.label])
+            slow |= case.device is not H200 and case.strategy in known
             name, marks = f"{case.strategy.family}: {case.label}", [pytest.mark.slow] * slow
             out.append(pytest.param(row, case, id=name, marks=marks))
     return out

@@ -37,10 +37,10 @@ EXPECTED = TuneConfig(optimism=0.0)
 @pytest.fixture(scope="module")
 def policy(toy: SpaceOf, toy_reward: Any, tmp_path_factory: pytest.TempPathFactory) -> Policy:
     config = TrainConfig(
-        tau=TAU, batch=256, hidden=64, warmup=5, stages=1, temperatures=(0.05, 0.2)
+        tau=TAU, batch=128, hidden=64, warmup=5, stages=1, temperatures=(0.05, 0.2)
     )
-    trainer = Trainer([toy(m) for m in (1, 4, 16, 64)], config, 250, toy_reward)
-    for _ in range(250):
+    trainer = Trainer([toy(m) for m in (4, 16, 64)], config, 180, toy_reward)
+    for _ in range(180):
         trainer.advance()
     path = tmp_path_factory.mktemp("policy") / "p.safetensors"
     write(path, trainer.policy_checkpoint({"train": config.to_json()}))

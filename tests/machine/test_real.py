@@ -63,6 +63,7 @@ def test_a_row_that_does_not_end_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert row.verdict == "not ended after 5 s"
 
 
+@pytest.mark.slow
 def test_drawn_shapes_are_emulated_in_part(tmp_path: Path) -> None:
     jobs, empty = draw_shapes(["rmsnorm"], H200, 3, 0)
     rows = survey.survey(jobs, H200, 1, 2, tmp_path / "log.jsonl")

@@ -7,7 +7,8 @@ import pytest
 from ptxflow.compiler.backend import sass
 from ptxflow.compiler.compilation import CompiledKernel, compile_chunk
 from ptxflow.compiler.device import Device
-from tests.families.rmsnorm import B200, H200, problem, strategy
+from tests.families.rmsnorm import problem, strategy
+from tests.families.row import B200, H200, crossed
 
 
 def loads_before_the_sum(row_threads: int, residual: bool, dev: Device) -> dict[str, int]:
@@ -24,12 +25,15 @@ def loads_before_the_sum(row_threads: int, residual: bool, dev: Device) -> dict[
     return found
 
 
-@pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
-@pytest.mark.parametrize("residual", [False, True])
-def test_early_weights_do_not_wait_for_the_row(dev: Device, residual: bool) -> None:
+@pytest.mark.parametrize(("dev", "residual", "row_threads"), [
+    pytest.param(*case, marks=[pytest.mark.slow] * slow)
+    for *case, slow in crossed((H200, B200), (False, True), (256, 512))
+])  # fmt: skip
+def test_early_weights_do_not_wait_for_the_row(
+    dev: Device, residual: bool, row_threads: int
+) -> None:
     """Else a kernel of one row waits for memory twice, one time after the other."""
-    for row_threads in (256, 512):
-        vectors = 4096 // 8 // row_threads
-        found = loads_before_the_sum(row_threads, residual, dev)
-        assert found["early"] == (2 + residual) * vectors
-        assert found["late"] <= found["early"]
+    vectors = 4096 // 8 // row_threads
+    found = loads_before_the_sum(row_threads, residual, dev)
+    assert found["early"] == (2 + residual) * vectors
+    assert found["late"] <= found["early"]

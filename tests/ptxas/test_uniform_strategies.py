@@ -87,9 +87,8 @@ def test_a_random_shape_of_every_family_assembles_without_spills(dev):  # type: 
         assert complaints(assemble(ptx, dev.arch)) == [], (p, s)
 
 
-@pytest.mark.parametrize("vocab", [202048, 201088])
 @pytest.mark.parametrize(
-    ("dev", "filters"), [(H200, sampling.K), (B200, sampling.P)], ids=["h200", "b200"]
+    ("dev", "filters", "vocab"), [(H200, sampling.K, 202048), (B200, sampling.P, 201088)]
 )
 def test_rows_in_registers_fit_at_large_vocabularies(dev, filters, vocab):  # type: ignore[no-untyped-def]
     found = space(sampling.problem(vocab, 64, filters), dev)

@@ -193,9 +193,9 @@ def test_placing_needs_the_marks() -> None:
 
 @pytest.mark.parametrize("target", ["b200", "h200"])
 @pytest.mark.parametrize("name", [
-    "rmsnorm", "dsa_sparse",
+    "rmsnorm", "gdn_decode",
     *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(FAMILIES)
-      if name not in ("rmsnorm", "dsa_sparse")),
+      if name not in ("rmsnorm", "gdn_decode")),
 ])  # fmt: skip
 def test_the_kernels_that_were_verified_are_today_s(name: str, target: str) -> None:
     summary = read(PAGE.with_name(f"verify-{target}.json"))

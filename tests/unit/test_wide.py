@@ -12,7 +12,7 @@ from ptxflow.compiler.family import Decision, Wide, rule
 from ptxflow.compiler.kernels.gemm import GEMM
 from ptxflow.env.relation import relate
 from ptxflow.env.space import decision_digest, enumerate_space
-from tests.builders import gemm_problem
+from tests.builders import gemm_problem, toy_family
 
 
 @pytest.mark.parametrize("device", [H200, B200])
@@ -63,6 +63,7 @@ def _some(wide):  # type: ignore[no-untyped-def]
 def test_a_rule_that_hides_an_implied_decision_is_refused() -> None:
     """It would be judged as if the decision were not there."""
     hides = rule("looks twice", "swap", lambda f, p, d: f.get("twice", 0) <= f.swap)
-    family = replace(GEMM, more=Wide((Decision("twice", (0, 1), "of a test"),), (hides,)))
+    more = Wide((Decision("twice", (0, 1), "of a test"),), (hides,))
+    family = toy_family("toy", (Decision("swap", (0, 1), ""),), (), more=more)
     with pytest.raises(ValueError, match="'looks twice' reads what it does not declare"):
         relate(family.wide, gemm_problem(17, 4096, 4096), H200)

@@ -9,7 +9,7 @@ from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Tria
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.dsa_indexer import blackwell, decisions, hopper
 from ptxflow.compiler.kernels.dsa_indexer.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.dsa_indexer.problem import accepts, problem
+from ptxflow.compiler.kernels.dsa_indexer.problem import SCHEMA, accepts
 from ptxflow.compiler.kernels.dsa_indexer.score import ENTRY, SCORES
 from ptxflow.compiler.kernels.dsa_indexer.select import ENTRY as SELECT
 from ptxflow.compiler.kernels.dsa_indexer.select import VECTOR, Select
@@ -111,7 +111,7 @@ DSA_INDEXER = Family(
     op_types=("dsa_paged",),
     decisions=decisions.DECISIONS,
     rules=decisions.RULES,
-    problem=problem,
+    problem=SCHEMA.problem,
     resources=decisions.resources,
     demand=demand,
     features=features,

@@ -8,7 +8,7 @@ from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.dsa_sparse.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, RULES
 from ptxflow.compiler.kernels.dsa_sparse.kernel import TOPK, AttendToLists, CombineChunks, Lists
-from ptxflow.compiler.kernels.dsa_sparse.problem import SPARSE, problem
+from ptxflow.compiler.kernels.dsa_sparse.problem import SCHEMA, SPARSE
 from ptxflow.compiler.kernels.mla.combine import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS, resources
 from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
@@ -87,7 +87,7 @@ DSA_SPARSE = Family(
     op_types=("dsa_paged",),
     decisions=DECISIONS,
     rules=RULES,
-    problem=problem,
+    problem=SCHEMA.problem,
     resources=resources,
     demand=demand,
     features=features,

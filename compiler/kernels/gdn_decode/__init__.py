@@ -10,7 +10,7 @@ from ptxflow.compiler.kernels.gdn_decode.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_decode.decisions import DECISIONS, RULES, resources, revise
 from ptxflow.compiler.kernels.gdn_decode.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT
-from ptxflow.compiler.kernels.gdn_decode.problem import problem
+from ptxflow.compiler.kernels.gdn_decode.problem import SCHEMA
 from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, launch_of
 
 
@@ -89,7 +89,7 @@ GDN_DECODE = Family(
     op_types=("gdn",),
     decisions=DECISIONS,
     rules=RULES,
-    problem=problem,
+    problem=SCHEMA.problem,
     resources=resources,
     demand=demand,
     features=features,

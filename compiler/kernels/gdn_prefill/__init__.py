@@ -8,7 +8,7 @@ from ptxflow.compiler.kernels.attention import few
 from ptxflow.compiler.kernels.gdn_prefill.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gdn_prefill.decisions import DECISIONS, RULES, UNIT, resources
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
-from ptxflow.compiler.kernels.gdn_prefill.problem import problem
+from ptxflow.compiler.kernels.gdn_prefill.problem import SCHEMA
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
 from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, launch_of
 
@@ -70,7 +70,7 @@ GDN_PREFILL = Family(
     op_types=("gdn",),
     decisions=DECISIONS,
     rules=RULES,
-    problem=problem,
+    problem=SCHEMA.problem,
     resources=resources,
     demand=demand,
     features=features,

@@ -7,59 +7,53 @@ n // (num_v_heads / num_q_heads).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Iterator
 
-from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels.gdn_decode.problem import refuse_heads, tables
-from ptxflow.compiler.kernels.tensors import Tensors
+from ptxflow.compiler.kernels.gdn_decode.problem import SHARING, refused_heads
+from ptxflow.compiler.kernels.tensors import Axes, Schema
 
-INPUTS, OUTPUTS = tables("num_seqs", "total_seq_len", cu_seqlens=["len_cu_seqlens"])
-OTHERS = {
-    **dict.fromkeys(("state", "A_log", "dt_bias", "scale", "new_state"), "float32"),
-    "cu_seqlens": "int64",
-}
-TENSORS = Tensors("a gdn prefill", INPUTS, OUTPUTS, "q, k, v, a, b and output", OTHERS)
+TENSORS = """
+q [total_seq_len, num_q_heads, head_size]
+k [total_seq_len, num_k_heads, head_size]
+v [total_seq_len, num_v_heads, head_size]
+state [num_seqs, num_v_heads, head_size, head_size] float32
+A_log [num_v_heads] float32
+a [total_seq_len, num_v_heads]
+dt_bias [num_v_heads] float32
+b [total_seq_len, num_v_heads]
+cu_seqlens [len_cu_seqlens] int64
+scale float32
+-> output [total_seq_len, num_v_heads, head_size]
+-> new_state [num_seqs, num_v_heads, head_size, head_size] float32
+"""
 ELEMENT, STATE_BYTES, BOUND_BYTES = 2, 4, 8  # of an element; of a bound in cu_seqlens
 SIZES = (64, 128, 256)  # of a head
 PRODUCTS = 3  # with a state for each token: S k, the update's outer product, S q
 MAX_ELEMENTS = 2**32 - 1  # of a tensor: kernels count them in 32 bits
 
 
-def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
-    """The problem of a definition (FlashInfer-Bench schema) with its variable axes bound.
-
-    Raises ValueError, one line each, for other tensors and dtypes, head counts that do not divide,
-    and sizes that no kernel takes. FLOPs are 6 head_size^2 for a token and value head: the products
-    of the recurrence itself, without what chunks add.
-    """
-    name = str(definition.get("name", "gdn_prefill"))
-    dtype, bound = TENSORS.dtype(name, definition), TENSORS.axes(name, definition, axes)
-    _refuse(name, bound)
-    tokens, sequences = bound["total_seq_len"], bound["num_seqs"]
-    heads, size = bound["num_v_heads"], bound["head_size"]
-    rows = 2 * bound["num_q_heads"] * size + 2 * heads * size + 2 * heads
+def _work(a: Axes, inputs: Collection[str]) -> tuple[float, float]:
+    """6 head_size^2 for a token and value head: the products of the recurrence itself, without what
+    chunks add."""
+    tokens, sequences = a["total_seq_len"], a["num_seqs"]
+    heads, size = a["num_v_heads"], a["head_size"]
+    rows = 2 * a["num_q_heads"] * size + 2 * heads * size + 2 * heads
     states = 2 * STATE_BYTES * sequences * heads * size * size
-    numbers = BOUND_BYTES * (sequences + 1) + 8 * heads
-    return Problem(
-        family="gdn_prefill",
-        definition=name,
-        axes=tuple(bound.items()),
-        dtype=dtype,
-        flops=float(2 * PRODUCTS * size * size * heads * tokens),
-        bytes=float(ELEMENT * tokens * rows + states + numbers),
-    )
+    moved = ELEMENT * tokens * rows + states + BOUND_BYTES * (sequences + 1) + 8 * heads
+    return 2 * PRODUCTS * size * size * heads * tokens, moved
 
 
-def _refuse(name: str, bound: Mapping[str, int]) -> None:
-    """Raise ValueError for axes that the mathematics or the kernels do not take."""
-    size = bound["head_size"]
-    refuse_heads(name, bound)
+def _refused(a: Axes, inputs: Collection[str]) -> Iterator[str]:
+    size = a["head_size"]
+    yield from refused_heads(a)
     if size not in SIZES:
-        raise ValueError(f"{name}: head_size = {size} must be one of {SIZES}")
-    if bound["len_cu_seqlens"] != bound["num_seqs"] + 1:
-        raise ValueError(f"{name}: len_cu_seqlens must be num_seqs + 1")
-    for what, count in (("values", bound["total_seq_len"]), ("states", bound["num_seqs"] * size)):
-        elements = count * bound["num_v_heads"] * size
+        yield f"head_size = {size} must be one of {SIZES}"
+    if a["len_cu_seqlens"] != a["num_seqs"] + 1:
+        yield "len_cu_seqlens must be num_seqs + 1"
+    for what, count in (("values", a["total_seq_len"]), ("states", a["num_seqs"] * size)):
+        elements = count * a["num_v_heads"] * size
         if elements > MAX_ELEMENTS:
-            raise ValueError(f"{name}: {what} have {elements} elements, of at most 2^32 - 1")
+            yield f"{what} have {elements} elements, of at most 2^32 - 1"
+
+
+SCHEMA = Schema("gdn_prefill", "a gdn prefill", TENSORS, _refused, _work, SHARING)

@@ -11,7 +11,7 @@ from ptxflow.compiler.kernels.gemm import blackwell, hopper
 from ptxflow.compiler.kernels.gemm.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
-from ptxflow.compiler.kernels.gemm.problem import problem
+from ptxflow.compiler.kernels.gemm.problem import SCHEMA
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm.wide import WIDE
 
@@ -81,7 +81,7 @@ GEMM = Family(
     op_types=("gemm",),
     decisions=DECISIONS,
     rules=RULES,
-    problem=problem,
+    problem=SCHEMA.problem,
     resources=resources,
     demand=demand,
     features=features,

@@ -10,7 +10,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.gemm import cost as gemm
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, sides
-from ptxflow.compiler.kernels.gemm_epilogue.problem import SHAPES, inputs
+from ptxflow.compiler.kernels.gemm_epilogue.problem import READ, inputs
 
 
 @dataclass(frozen=True)
@@ -43,4 +43,4 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
 def features(problem: Problem, device: Device) -> dict[str, float]:
     """A GEMM's, and which tensors the epilogue reads."""
     found = inputs(problem)
-    return gemm.features(problem, device) | {name: float(name in found) for name in SHAPES}
+    return gemm.features(problem, device) | {name: float(name in found) for name in READ}

@@ -6,44 +6,53 @@ out, but not all. Sums, bias, activation and residual are in float32, with one r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels.gemm.problem import ELEMENT
-from ptxflow.compiler.kernels.gemm.problem import problem as plain
+from ptxflow.compiler.kernels.gemm import problem as gemm
+from ptxflow.compiler.kernels.tensors import Axes
 
-#: what an epilogue reads, in the order in which it is used
-SHAPES = {"bias": ["N"], "up": ["M", "N"], "residual": ["M", "N"]}
+TENSORS = """
+A [M, K]
+B [N, K]
+bias? [N]
+up, residual? [M, N]
+-> C [M, N]
+"""
+READ = ("bias", "up", "residual")  # in the order in which an epilogue uses them
 MAX_INDEX = 2**32 - 1  # of elements, which kernels count in 32 bits
 
 
-def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
-    """The problem of a definition (FlashInfer-Bench schema) with its variable axes bound; constants
-    name the tensors of its epilogue.
+def _refused(a: Axes, inputs: Collection[str]) -> Iterator[str]:
+    if not any(name in inputs for name in READ):
+        yield f"an epilogue has one of the inputs {', '.join(READ)}"
+    yield from gemm.refused(a, inputs)
+    if a["M"] * a["N"] > MAX_INDEX:
+        yield f"C has {a['M']} x {a['N']} elements, and at most {MAX_INDEX} are counted"
 
-    Raises ValueError, one line each, for what a GEMM does not take, for other tensors than A, B,
-    C and those of SHAPES, and for more elements of C than are counted.
-    """
-    name = str(definition.get("name", "gemm_epilogue"))
-    given = dict(definition.get("inputs") or {})
-    found = {tensor: given.pop(tensor) for tensor in SHAPES if tensor in given}
-    for tensor, spec in found.items():
-        if spec["shape"] != SHAPES[tensor]:
-            raise ValueError(f"{name}: {tensor} is {SHAPES[tensor]}, not {spec['shape']}")
-    if not found:
-        raise ValueError(f"{name}: an epilogue has one of the inputs {', '.join(SHAPES)}")
-    p = plain({**definition, "inputs": given}, axes)
-    for tensor, spec in found.items():
-        if spec["dtype"] != p.dtype:
-            raise ValueError(f"{name}: {tensor} must be {p.dtype}, as A is, not {spec['dtype']}")
-    m, n = p["M"], p["N"]
-    if m * n > MAX_INDEX:
-        raise ValueError(f"{name}: C has {m} x {n} elements, and at most {MAX_INDEX} are counted")
-    read = ELEMENT * sum(n if tensor == "bias" else m * n for tensor in found)
-    constants = tuple((tensor, 1.0) for tensor in found)
-    return replace(p, family="gemm_epilogue", bytes=p.bytes + read, constants=constants)
+
+def _work(a: Axes, inputs: Collection[str]) -> tuple[float, float]:
+    flops, moved = gemm.work(a, inputs)
+    sizes = zip(READ, (1, a["M"], a["M"]), strict=True)
+    return flops, moved + gemm.ELEMENT * a["N"] * sum(n for name, n in sizes if name in inputs)
+
+
+SCHEMA = replace(
+    gemm.SCHEMA,
+    family="gemm_epilogue",
+    tensors=TENSORS,
+    refused=_refused,
+    work=_work,
+    sharing="A, B, C and what the epilogue reads",
+)
+
+
+def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
+    """See `Schema`; constants name the tensors of the epilogue."""
+    p = SCHEMA.problem(definition, axes)
+    return replace(p, constants=tuple((t, 1.0) for t in READ if t in definition["inputs"]))
 
 
 def inputs(p: Problem) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from ptxflow.compiler.kernels.gemm_fp8.decisions import DECISIONS, RULES, resour
 from ptxflow.compiler.kernels.gemm_fp8.problem import (
     BLOCK,
     FOLLOWING,
+    SCHEMA,
     WORD,
-    problem,
     sized,
     words,
 )
@@ -60,7 +60,7 @@ GEMM_FP8 = Family(
     op_types=("gemm_fp8",),
     decisions=DECISIONS,
     rules=RULES,
-    problem=problem,
+    problem=SCHEMA.problem,
     resources=resources,
     demand=demand,
     features=features,

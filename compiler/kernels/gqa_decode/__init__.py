@@ -14,7 +14,7 @@ from ptxflow.compiler.kernels.gqa_decode.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gqa_decode.decisions import DECISIONS, RULES, SYNC, resources
 from ptxflow.compiler.kernels.gqa_decode.hopper import Hopper
 from ptxflow.compiler.kernels.gqa_decode.kernel import Chunks
-from ptxflow.compiler.kernels.gqa_decode.problem import problem
+from ptxflow.compiler.kernels.gqa_decode.problem import SCHEMA
 from ptxflow.compiler.kernels.gqa_decode.shape import ENTRY, STATS, Span
 from ptxflow.compiler.launch import Launch, Workspace, launch_of
 from ptxflow.compiler.lower import layout
@@ -131,7 +131,7 @@ GQA_DECODE = Family(
     op_types=("gqa_paged",),
     decisions=DECISIONS,
     rules=RULES,
-    problem=problem,
+    problem=SCHEMA.problem,
     resources=resources,
     demand=demand,
     features=features,

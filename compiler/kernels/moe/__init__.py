@@ -12,7 +12,7 @@ from ptxflow.compiler.kernels.moe.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.moe.combine import Combine
 from ptxflow.compiler.kernels.moe.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.moe.decisions import DECISIONS, JOINED, RULES, resources
-from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, problem
+from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, SCHEMA
 from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute, Route
 from ptxflow.compiler.launch import Given, InputParam, Launch, launch_of
 
@@ -145,7 +145,7 @@ MOE = Family(
     op_types=("moe",),
     decisions=DECISIONS,
     rules=RULES,
-    problem=problem,
+    problem=SCHEMA.problem,
     resources=resources,
     demand=demand,
     features=features,

@@ -5,13 +5,13 @@ order of experts and float32, rounded once. Tokens that chose no local expert ge
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.experts import CHOSEN
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, loop
 from ptxflow.compiler.ir.storage import anywhere, global_tensor, part, rectangle
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
+from ptxflow.compiler.kernels.moe.problem import CHOSEN
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, PARTIAL_BYTES, Shape
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global, store_global

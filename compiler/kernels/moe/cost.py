@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.atoms.experts import CHOSEN
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of, either
 from ptxflow.compiler.kernels.moe import decisions
-from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, mean_rows, touched
+from ptxflow.compiler.kernels.moe.problem import BLOCK, CHOSEN, EXPERTS, mean_rows, touched
 from ptxflow.compiler.kernels.moe.routing import PLACE_WARPS, TOKENS
 from ptxflow.compiler.kernels.waves import choices, compared, spread
 

@@ -1,31 +1,52 @@
 """The first kernels: a warp routes a token; one CTA finds a row for each choice of each token.
 
 Experts' rows are in the order of warps and tokens, whatever the schedule: a program gives the same
-bits each time.
+bits each time. A *choice* is the number of an expert counted from the first one that is local, all
+ones if it is not. In sets of tokens a lane is a token, in sets of experts it is one of 32 experts,
+a *word* of them.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import math
+from collections.abc import Sequence
+from functools import partial, reduce
+from operator import add, or_
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.experts import CHOSEN, LANE_EXPERTS, WORD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, param, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, when
-from ptxflow.compiler.ir.storage import anywhere, global_tensor, part, rectangle, slot, smem
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
+from ptxflow.compiler.ir.statements import KernelInfo
+from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.moe.decisions import JOINED
-from ptxflow.compiler.kernels.moe.problem import EXPERTS
+from ptxflow.compiler.kernels.moe.problem import CHOSEN, EXPERTS, LANE_EXPERTS, ROW_ALIGN, WORD
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, TILE_WORDS, Shape
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.softmax import SUM
 from ptxflow.compiler.tile.tensors import load_global, store_global
+from ptxflow.compiler.tile.values import (
+    Float32,
+    UInt32,
+    emit,
+    exp2,
+    fma,
+    maximum,
+    minimum,
+    repeat,
+    shuffle_xor,
+    traced,
+    where,
+)
 
 ROUTE, PERMUTE = "moe_route", "moe_place"
 LANES = 32
+GROUPS, KEPT_GROUPS = 8, 4
 TOKENS = 4  # that a CTA routes
 PLACE_WARPS = 32  # of the CTA that places; where experts are many, registers leave fewer
-
+LOG2E = math.log2(math.e)
+LOG2E_REST = 1.925963033500011e-08  # what float32 leaves out of it
+ALL = (1, 2, 4, 8, 16)  # bits of lane numbers
 
 #: what routing reads and writes
 ROUTED = (
@@ -38,43 +59,78 @@ ROUTED = (
 )
 
 
-def route_token(g: Shape, token: UOp) -> list[Body]:
-    """A warp finds the choices of a token, and their shares."""
-    r = g.r
-    logits, scores, bias = r("logits", 8), r("scores", 8), r("bias", 8)
-    biased, keys, chosen = r("biased", 8), r("keys", 8), r("chosen", 1)
-    factor, shares = r("factor", 1), r("weights", 8)
-    first = LANE * LANE_EXPERTS
-    packed, at_lane, row = r("packed", 4), token * EXPERTS + first, (token, 0, 1, EXPERTS)
-    stores = [rectangle(global_tensor(n), token, 0, 1, CHOSEN) for n in ("choices", "shares")]
-    return [
-        [
-            load_global(part(logits, 4 * i, 4), "routing_logits", at_lane + 4 * i, 1, row)
-            for i in range(2)
-        ],
-        load_global(packed, "routing_bias", first, 1, (0, 0, 1, EXPERTS), element=2),
-        at.unpack(bias, packed, dtype="bf16"),
-        at.sigmoid(scores, logits),
-        at.sum_f32(biased, scores, bias),
-        at.keep_groups(keys, biased),
-        at.take_best(chosen, keys),
-        at.mov(factor, param("routed_scaling_factor")),
-        at.share_chosen(shares, scores, chosen, factor),
-        at.st_chosen(
-            param("choices"),
-            param("shares"),
-            token,
-            param("local_expert_offset"),
-            *stores,
-            chosen,
-            shares,
-            local=g.local,
-        ),
-    ]
+# -- a token's choices -----------------------------------------------------------------------------
+
+
+def sigmoid(x: Float32) -> Float32:
+    """1 / (1 + e^-x), within two ulp: e^-x is 2^a (1 + b ln 2), where a + b is x log2 e to more
+    than float32 holds."""
+    r = x.registers
+    high, rest, one = (r.constant(n) for n in (-LOG2E, -LOG2E_REST, 1.0))
+    a = x * high
+    b = fma(x, rest, fma(x, high, a * r.constant(-1.0)))
+    e = exp2(a)
+    return r.constant(1.0, x.n) / fma(fma(e, b * r.constant(math.log(2)), e), one, one)
+
+
+def keep_groups(scores: Float32) -> UInt32:
+    """Keys of the experts in the four groups of which the two largest scores add up to most, in the
+    order of their scores; 0 in other groups. Four lanes hold a group."""
+    r = scores.registers
+    top, following = maximum(scores[0], scores[1]), minimum(scores[0], scores[1])
+    for i in range(2, scores.n):
+        following = maximum(following, minimum(top, scores[i]))
+        top = maximum(top, scores[i])
+    for lanes in (1, 2):
+        other, second = shuffle_xor(top, lanes), shuffle_xor(following, lanes)
+        following = maximum(maximum(following, second), minimum(top, other))
+        top = maximum(top, other)
+    own = r.of(at.sort_key, top + following, 1)
+    others = [r.of(at.shuffle_from, own, 4 * group).value for group in range(GROUPS)]
+    before = [const(group) < LANE >> 2 for group in range(GROUPS)]
+    rank = reduce(add, (own.value < o + b for o, b in zip(others, before, strict=True)))
+    return r.of(at.sort_key, scores, rank < KEPT_GROUPS, n=scores.n)
+
+
+def shares_of(scores: Float32, chosen: UInt32, factor: Float32) -> Float32:
+    """Scores over the sum of the chosen ones, and 1e-20, times a factor."""
+    r = scores.registers
+    taken = scores.apply(at.keep_bits, chosen)
+    total = SUM.across(SUM.in_turn(taken, 1), ALL)
+    return scores / (total + r.constant(1e-20)) * factor
+
+
+def _bit(chosen: UInt32, i: int) -> UOp:
+    return (chosen.value >> i) & 1
+
+
+def route_token(g: Shape, token: UOp) -> None:
+    """A warp finds the choices of a token, and their shares, in ascending order of experts."""
+    r, first, row = g.r, LANE * LANE_EXPERTS, (token, 0, 1, EXPERTS)
+    logits, bias = r.float32(LANE_EXPERTS), r.float32(LANE_EXPERTS)
+    for i in range(0, LANE_EXPERTS, 4):
+        held, index = logits[i : i + 4], token * EXPERTS + first + i
+        emit(load_global(held.slot, "routing_logits", index, 1, row))
+    packed = r.uint32(width=4)
+    emit(load_global(packed.slot, "routing_bias", first, 1, (0, 0, 1, EXPERTS), element=2))
+    emit(at.unpack(bias, packed, dtype="bf16"))
+    scores, factor = sigmoid(logits), r.float32(name="factor")
+    chosen = r.of(at.take_best, keep_groups(scores + bias), count=CHOSEN)
+    emit(at.mov(factor, param("routed_scaling_factor")))
+    shares = shares_of(scores, chosen, factor)
+    own = r.of(at.popc, chosen)
+    index = token * CHOSEN + r.of(at.scan_lanes, own).value - own.value
+    for i in range(LANE_EXPERTS):
+        expert = first + i - param("local_expert_offset")
+        choice = r.either(expert < g.local, expert, NOWHERE)
+        for tensor, held_ in (("choices", choice.slot), ("shares", shares[i].slot)):
+            place = (token, 0, 1, CHOSEN)
+            emit(store_global(tensor, index, held_, place, _bit(chosen, i).ne(0)))
+        index = index + _bit(chosen, i)
 
 
 class Route(Shape):
-    """A warp for each token: its choices and their shares, in ascending order of experts."""
+    """A warp for each token: its choices and their shares."""
 
     params = (*ROUTED, ("seq_len", "u32"))
 
@@ -84,15 +140,22 @@ class Route(Shape):
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        token = CTAID * self.warps + WARP
-        body = when(token < param("seq_len"), route_token(self, token))
+        body = traced(self._route)
         info = KernelInfo(ROUTE, self.device.arch, self.warps, 1, self.params, self.r.storage)
         return finish(info, body)
+
+    def _route(self) -> None:
+        token = CTAID * self.warps + WARP
+        with where(token < param("seq_len")):
+            route_token(self, token)
+
+
+# -- rows of the experts ---------------------------------------------------------------------------
 
 
 class Permute(Shape):
     """One CTA: how many tokens chose each expert, where its rows and tiles begin, and which row a
-    token's choice has. Lanes are tokens, or experts."""
+    token's choice has."""
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, "p_")
@@ -111,121 +174,126 @@ class Permute(Shape):
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        body: list[Body] = [self._route() if self.joined else self.wait()]
-        body += [*self._count(), at.cta_sync(), *self._begin()]
-        body += [self._list_tiles(), self._list_rows()]
+        body = traced(self._permute)
         arch, storage = self.device.arch, (self.counts, *self.r.storage)
         late = self.dependent and not self.joined
         info = KernelInfo(PERMUTE, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)
 
-    def _route(self) -> list[Body]:
-        """All tokens, a warp each in turn; others read what it leaves."""
-        token = var("routed")
-        tokens = loop(
-            token, param("seq_len"), route_token(self, token), start=WARP, step=self.warps
-        )
-        return [tokens, at.cta_sync()]
+    def _permute(self) -> None:
+        if self.joined:  # a warp routes tokens in turn; others read what it leaves
+            token = var("routed")
+            with repeat(token, param("seq_len"), start=WARP, step=self.warps):
+                route_token(self, token)
+            emit(at.cta_sync())
+        else:
+            emit(self.wait())
+        self._count()
+        emit(at.cta_sync())
+        words = self._begin()
+        self._list_tiles([word[:3] for word in words])
+        self._list_rows([following for *_, following in words])
 
-    def _load(self, batch: UOp) -> tuple[list[UOp], UOp, UOp]:
-        """Statements that load the choices of a lane's token, which they are, and whether there is
-        such a token."""
+    def _load(self, batch: UOp) -> tuple[list[UInt32], UOp]:
+        """The choices of a lane's token, and whether there is such a token."""
         token = batch * LANES + LANE
         inside = token < param("seq_len")
-        choices = self.r("choices", CHOSEN)
+        choices = self.r.uint32(width=CHOSEN)
         place = rectangle(global_tensor("choices"), batch * LANES, 0, LANES, CHOSEN)
         load = at.ld_global_own if self.joined else partial(at.ld_global, handed=True)
-        out = [
-            load(
-                part(choices, i, 4), param("choices"), token * CHOSEN + i, inside, place, element=4
-            )
-            for i in range(0, CHOSEN, 4)
-        ]
-        return out, choices, inside
+        for i in range(0, CHOSEN, 4):
+            held, index = choices[i : i + 4], token * CHOSEN + i
+            emit(load(held, param("choices"), index, inside, place, element=4))
+        return choices.each(), inside
 
-    def _set(self, word: int) -> UOp:
-        return self.r(f"set{word}_", 1)
+    def _choosers(self, choices: Sequence[UInt32], inside: UOp, word: int) -> UInt32:
+        """From tokens to experts: each lane gets the set of the tokens that chose its expert."""
+        mine = reduce(or_, (const(1) << (c.value - word * WORD) for c in choices))
+        return self.r.of(at.transpose_bits, self.r.either(inside, mine, 0))
 
-    def _each_word(self, name: str) -> list[UOp]:
-        return [self.r(f"{name}{w}_", 1) for w in range(self.words)]
-
-    def _count(self) -> list[Body]:
+    def _count(self) -> None:
         """A warp counts its batches' choices of each expert."""
-        sizes, batch = self._each_word("sizes"), var("counted")
-        load, choices, inside = self._load(batch)
-        step: list[Body] = [load]
+        r, batch = self.r, var("counted")
+        sizes = [r.uint32(0) for _ in range(self.words)]
+        with repeat(batch, self._batches, start=WARP, step=self.warps):
+            choices, inside = self._load(batch)
+            for w, size in enumerate(sizes):
+                members = r.of(at.popc, self._choosers(choices, inside, w))
+                emit(at.sum_u32(size, size, members))
         for w, size in enumerate(sizes):
-            step.append(at.choosers(self._set(w), choices, inside, first=w * WORD))
-            step.append(at.add_size(size, self._set(w)))
-        return [
-            [at.mov(size, 0) for size in sizes],
-            loop(batch, self._batches, step, start=WARP, step=self.warps),
-            [
-                at.st_shared_lanes(
-                    slot(self.counts, 0, WARP * self.pitch + 4 * WORD * w, 4 * WORD),
-                    LANE << 2,
-                    1,
-                    size,
-                )
-                for w, size in enumerate(sizes)
-            ],
-        ]
+            own = slot(self.counts, 0, WARP * self.pitch + 4 * WORD * w, 4 * WORD)
+            emit(at.st_shared_lanes(own, LANE << 2, 1, size))
 
-    def _begin(self) -> list[Body]:
-        """Every warp works out where experts begin, and its own part of their rows."""
-        r = self.r
-        rows, tiles = r("all_rows", 1), r("all_tiles", 1)
-        out: list[Body] = [at.mov(rows, 0), at.mov(tiles, 0)]
-        names = ("totals", "befores", "starts", "firsts", "nexts")
-        for w, (total, before, start, first, following) in enumerate(
-            zip(*map(self._each_word, names), strict=True)
-        ):
+    def _begin(self) -> list[tuple[UInt32, UInt32, UInt32, UInt32]]:
+        """Every warp works out where experts begin. Of each word: the first tiles, the first rows,
+        how many tokens there are, and the first row of the warp's own."""
+        r, words = self.r, []
+        rows, tiles = const(0), const(0)
+        for w in range(self.words):
             span = (self.warps - 1) * self.pitch + 4 * WORD
-            counts = slot(self.counts, 0, 4 * WORD * w, span)
-            out += [
-                at.add_counts(total, before, counts, WARP, warps=self.warps, pitch=self.pitch),
-                at.begin_experts(start, first, rows, tiles, total, tile=self.tile_t),
-                at.add_words(following, start, before),
-            ]
-        write = store_global("tiles", 0, tiles, anywhere("tiles"), LANE < 1)
-        return [*out, at.copy(r("tiles", 1), tiles), when(WARP.eq(0), write)]
+            column = slot(self.counts, 0, 4 * WORD * w, span)
+            held = r.of(at.ld_shared_column, column, LANE << 2, n=self.warps, pitch=self.pitch)
+            counts = [n.value for n in held.each()]
+            lower = (r.either(const(i) < WARP, n, 0).value for i, n in enumerate(counts[:-1]))
+            total, before = r.uint32(reduce(add, counts)), reduce(add, lower)
+            aligned = (total.value + (ROW_ALIGN - 1)) // ROW_ALIGN * ROW_ALIGN
+            start, rows = self._behind(aligned, rows)
+            first, tiles = self._behind((total.value + (self.tile_t - 1)) // self.tile_t, tiles)
+            words.append((first, start, total, r.uint32(start.value + before)))
+        held = r.uint32(tiles, name="tiles")
+        with where(WARP.eq(0)):
+            emit(store_global("tiles", 0, held.slot, (0, 0, 1, 1), LANE < 1))
+        return words
 
-    def _list_tiles(self) -> Body:
-        """A lane for each row tile."""
-        batch, found = var("listed"), self.r("found", TILE_WORDS)
-        tile = batch * LANES + LANE
-        words = zip(*map(self._each_word, ("firsts", "starts", "totals")), strict=True)
-        finds = [
-            at.find_tile(found, tile, *held_of, tile=self.tile_t, first_expert=w * WORD)
-            for w, held_of in enumerate(words)
-        ]
-        inside = tile < self.value("tiles")
-        store = store_global(
-            "work", tile * TILE_WORDS, found, (batch * LANES, 0, LANES, TILE_WORDS), inside
-        )
-        count = (self.value("tiles") + (LANES - 1)) // LANES
-        body: list[Body] = [at.mov(found, 0), finds, store]
-        return loop(batch, count, body, start=WARP, step=self.warps)
+    def _behind(self, size: UOp, before: UOp) -> tuple[UInt32, UOp]:
+        """Where each lane's expert begins, and where the last one ends."""
+        own = self.r.uint32(size)
+        end = self.r.uint32(self.r.of(at.scan_lanes, own).value + before)
+        last = self.r.of(at.shuffle_from, end, LANES - 1, alike=True, unread="dst")
+        return self.r.uint32(end.value - own.value), last.value
 
-    def _list_rows(self) -> Body:
-        """The batches of the warp again: a row for each choice."""
-        batch, rows = var("placed"), self.r("rows", CHOSEN)
-        load, choices, inside = self._load(batch)
-        body: list[Body] = [load, at.mov(rows, NOWHERE)]
-        for w, following in enumerate(self._each_word("nexts")):
-            body.append(at.choosers(self._set(w), choices, inside, first=w * WORD))
-            body.append(at.rank_rows(rows, following, choices, self._set(w), first=w * WORD))
-        token = batch * LANES + LANE
-        body += [
-            store_global(
-                "places",
-                token * CHOSEN + i,
-                part(rows, i, 4),
-                (batch * LANES, 0, LANES, CHOSEN),
-                inside,
-            )
-            for i in range(0, CHOSEN, 4)
-        ]
-        scattered = rectangle(global_tensor("tokens"), batch * LANES, 0, LANES, CHOSEN)
-        body.append(at.st_tokens(param("tokens"), token, inside, scattered, rows))
-        return loop(batch, self._batches, body, start=WARP, step=self.warps)
+    def _list_tiles(self, words: Sequence[tuple[UInt32, ...]]) -> None:
+        """A lane for each row tile: its expert, the last whose tiles begin no later (empty ones
+        begin where the next one does), its first row, and how many rows the expert has from there.
+        """
+        r, batch = self.r, var("listed")
+        tile, tiles = batch * LANES + LANE, self.value("tiles")
+        with repeat(batch, (tiles + (LANES - 1)) // LANES, start=WARP, step=self.warps):
+            found = [const(0)] * (TILE_WORDS - 1)
+            for w, word in enumerate(words):
+                begun = (tile >= r.of(at.shuffle_from, word[0], e).value for e in range(WORD))
+                number = r.uint32(reduce(add, begun)).value
+                own = [r.of(at.shuffle_from, x, (number - 1) & (WORD - 1)).value for x in word]
+                skipped = (tile - own[0]) * self.tile_t
+                new = (number + (w * WORD - 1), own[1] + skipped, own[2] - skipped)
+                found = [
+                    r.either(number.ne(0), n, old).value for n, old in zip(new, found, strict=True)
+                ]
+            place = (batch * LANES, 0, LANES, TILE_WORDS)
+            held = r.together([*found, 0])
+            emit(store_global("work", tile * TILE_WORDS, held.slot, place, tile < tiles))
+
+    def _list_rows(self, following: Sequence[UInt32]) -> None:
+        """The batches of the warp again: a row for each choice, the next one of its expert, in the
+        order of lanes."""
+        r, batch = self.r, var("placed")
+        token, place = batch * LANES + LANE, (batch * LANES, 0, LANES, CHOSEN)
+        with repeat(batch, self._batches, start=WARP, step=self.warps):
+            choices, inside = self._load(batch)
+            rows = [const(NOWHERE)] * CHOSEN
+            for w, own in enumerate(following):
+                members = self._choosers(choices, inside, w)
+                for i, choice in enumerate(choices):
+                    expert = choice.value - w * WORD
+                    lane = expert & (WORD - 1)
+                    mates = r.of(at.shuffle_from, members, lane).value
+                    before = r.of(at.popc, r.uint32(mates & ((const(1) << LANE) - 1)))
+                    row = r.of(at.shuffle_from, own, lane).value + before.value
+                    rows[i] = r.either(expert < WORD, row, rows[i]).value
+                emit(at.sum_u32(own, own, r.of(at.popc, members), unread="dst"))
+            held, word = r.together(rows), r.uint32(token)
+            for i in range(0, CHOSEN, 4):
+                index = token * CHOSEN + i
+                emit(store_global("places", index, held[i : i + 4].slot, place, inside))
+            for row in rows:
+                emit(store_global("tokens", row, word.slot, place, inside & row.ne(NOWHERE)))

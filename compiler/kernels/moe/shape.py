@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.experts import CHOSEN, ROW_ALIGN, WORD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import UOp, Value, value_of
-from ptxflow.compiler.kernels.moe.problem import BLOCK
+from ptxflow.compiler.kernels.moe.problem import BLOCK, CHOSEN, ROW_ALIGN, WORD
 from ptxflow.compiler.launch import Workspace
 from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Registers

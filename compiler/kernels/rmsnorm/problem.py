@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from ptxflow.compiler.family import Problem, bind_axis
-from ptxflow.compiler.kernels.tensors import Tensors
+from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels.tensors import Axes, Schema
 
-ROWS = ["batch_size", "hidden_size"]
-INPUTS = {"hidden_states": ROWS, "weight": ["hidden_size"]}
-FUSED_INPUTS = {"hidden_states": ROWS, "residual": ROWS, "weight": ["hidden_size"]}
-OUTPUTS = {"output": ROWS}
+TENSORS = """
+hidden_states [batch_size, hidden_size]
+residual? [batch_size, hidden_size]
+weight [hidden_size]
+-> output [batch_size, hidden_size]
+"""
 ELEMENT = 2  # bytes
 UNIT = 4  # elements: the narrowest vector
 THREADS, PER_THREAD = 1024, 256  # of a row, at most: threads, and elements of one of them
@@ -21,34 +24,30 @@ MAX_HIDDEN = THREADS * PER_THREAD
 MAX_ELEMENTS = 2**32 - 1  # of a tensor, which kernels count in 32 bits
 
 
-def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
-    """The problem of a definition (FlashInfer-Bench schema) with its variable axes bound.
-
-    output = round((x * rsqrt(mean(x^2) + eps)) * weight), x = hidden_states, plus residual if there
-    is one, in float32. eps is the constant EPS of the definition's reference. Raises ValueError,
-    one line each, for other tensors, dtypes, a missing eps, and sizes that no kernel takes.
-    """
-    name = str(definition.get("name", "rmsnorm"))
-    fused = "residual" in (definition.get("inputs") or {})
-    tensors = Tensors("an rmsnorm", FUSED_INPUTS if fused else INPUTS, OUTPUTS)
-    dtype = tensors.dtype(name, definition)
-    batch, hidden = (bind_axis(name, axis, definition["axes"], axes) for axis in ROWS)
+def _refused(a: Axes, inputs: Collection[str]) -> Iterator[str]:
+    batch, hidden = a["batch_size"], a["hidden_size"]
     if hidden % UNIT or hidden > MAX_HIDDEN:
-        raise ValueError(
-            f"{name}: hidden_size = {hidden} must be a multiple of {UNIT}, at most {MAX_HIDDEN}"
-        )
+        yield f"hidden_size = {hidden} must be a multiple of {UNIT}, at most {MAX_HIDDEN}"
     if batch * hidden > MAX_ELEMENTS:
-        raise ValueError(f"{name}: {batch} x {hidden} elements; at most {MAX_ELEMENTS} are counted")
-    operations, moved = (5, 3) if fused else (4, 2)
-    return Problem(
-        family="rmsnorm",
-        definition=name,
-        axes=(("batch_size", batch), ("hidden_size", hidden)),
-        dtype=dtype,
-        flops=float(operations * batch * hidden),
-        bytes=float(ELEMENT * (moved * batch + 1) * hidden),
-        constants=(("eps", _eps(name, str(definition.get("reference", "")))), ("residual", fused)),
-    )
+        yield f"{batch} x {hidden} elements; at most {MAX_ELEMENTS} are counted"
+
+
+def _work(a: Axes, inputs: Collection[str]) -> tuple[float, float]:
+    batch, hidden = a["batch_size"], a["hidden_size"]
+    operations, moved = (5, 3) if "residual" in inputs else (4, 2)
+    return operations * batch * hidden, ELEMENT * (moved * batch + 1) * hidden
+
+
+SCHEMA = Schema("rmsnorm", "an rmsnorm", TENSORS, _refused, _work)
+
+
+def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
+    """See `Schema`: output = round((x * rsqrt(mean(x^2) + eps)) * weight), x = hidden_states, plus
+    residual if there is one, in float32. eps is the constant EPS of the definition's reference, and
+    ValueError is raised where that has none."""
+    p = SCHEMA.problem(definition, axes)
+    eps = _eps(p.definition, str(definition.get("reference", "")))
+    return replace(p, constants=(("eps", eps), ("residual", "residual" in definition["inputs"])))
 
 
 def _eps(name: str, reference: str) -> float:

@@ -15,14 +15,13 @@ from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.candidates import SHARE, SLOT, TALLY
-from ptxflow.compiler.atoms.filters import FLOOR, NOWHERE, WHOLE
 from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, var
 from ptxflow.compiler.ir.statements import KernelInfo
 from ptxflow.compiler.ir.storage import global_tensor, part, rectangle, slot, smem
-from ptxflow.compiler.kernels.sampling import decisions
+from ptxflow.compiler.kernels.sampling import decisions, filters
 from ptxflow.compiler.kernels.sampling.decisions import ALIGN, LINE, REGISTERS, SHARED
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT, SAMPLE
 from ptxflow.compiler.launch import GENERATOR
@@ -134,7 +133,7 @@ class Kernel:
     def _search(self) -> None:
         active = None  # whether k filters, where both may
         if len(self.filters) == 2:
-            active = self.r.of(at.is_active, self.filters["top_k"], most=self.vocab - 1)
+            active = filters.is_active(self.filters["top_k"], self.vocab - 1)
         bins, uniform = self._first_pass(active)
         found, window = self._bounds(bins, active)
         self._second_pass(window)
@@ -247,15 +246,15 @@ class Kernel:
     def _read(self, place: UOp) -> UInt32:
         """What one warp has found, to all."""
         emit(at.cta_sync())
-        return self.r.of(at.ld_shared_v4, place, 0, n=4)
+        return self.r.of(at.ld_shared_v4, place, 0, n=4, unread="dst")
 
     def _goal(self, active: UInt32 | None) -> UInt32:
         """Of the filter; of k's where it is active, else of p's."""
         goals = []
         if "top_k" in self.filters:
-            goals.append(self.r.of(at.goal_of_k, self.filters["top_k"]))
+            goals.append(filters.goal_of_k(self.filters["top_k"]))
         if "top_p" in self.filters:
-            whole = self.r.uint32(WHOLE)
+            whole = self.r.uint32(filters.WHOLE)
             goals.append(self.r.of(at.goal_of_p, self.filters["top_p"], whole))
         return goals[0] if active is None else self.r.of(at.choose, active, *goals)
 
@@ -269,9 +268,7 @@ class Kernel:
             place = self._pick("found", bins, self._goal(active), peers=self.ctas,
                                ranges=self.warps, **self.first, **everywhere)  # fmt: skip
         found = self._read(place)
-        if active is None:
-            return found, self.r.of(at.window, found, n=2, bits=self.bits)
-        return found, self.r.of(at.window_of_both, found, active, n=2, bits=self.bits)
+        return found, filters.window(found, self.bits, active)
 
     def _candidates(self, overflow: UInt32) -> tuple[tuple[UOp, ...], dict[str, int]]:
         """Operands and attributes of what goes through all candidates."""
@@ -320,7 +317,7 @@ class Threshold:
     def __init__(self, k: Kernel, found: UInt32, operands: tuple[UOp, ...], attrs: dict[str, int]):
         self.k, self.r, self.found = k, k.r, found
         self.operands, self.attrs = operands, attrs
-        self.floor = self.r.uint32(FLOOR)
+        self.floor = self.r.uint32(filters.FLOOR)
 
     def digits(
         self, name: str, prefix: UInt32, above: UInt32, found: UInt32, quantity: str
@@ -337,33 +334,30 @@ class Threshold:
             with where(FIRST):
                 place = k._pick(f"{name}_{label}_found", bins, found[1], bits=bits)
             found = k._read(place)
-            prefix = self.r.of(at.narrow, prefix, found, bits=bits)
+            prefix = filters.narrow(prefix, found, bits)
         return prefix, found
-
-    def first_digit(self, found: UInt32) -> UInt32:
-        return self.r.of(at.narrow, self.r.uint32(0), found, bits=self.k.bits)
 
     def alone(self) -> tuple[UInt32, Ties]:
         """Of a single filter."""
-        r, count = self.r, "top_k" in self.k.filters
-        prefix = self.first_digit(self.found)
+        count = "top_k" in self.k.filters
+        prefix = filters.first_digit(self.found)
         quantity = "count" if count else "mass"
         prefix, found = self.digits("only", prefix, self.floor, self.found, quantity)
-        key = r.of(at.key_of, prefix)
+        key = filters.key_of(prefix)
         if count:
-            return key, lambda: r.of(at.ties_of_count, found)
-        return key, lambda: r.of(at.ties_of_mass, found, key)
+            return key, lambda: filters.ties_of_count(found)
+        return key, lambda: filters.ties_of_mass(found, key)
 
     def of_both(self, active: UInt32) -> tuple[UInt32, Ties]:
         """p is of what k leaves: of the candidates above k's threshold, and of its ties. Where k
         does not filter, its threshold is below everything, and the first bin of p is known already,
         and of the whole row."""
         k, r = self.k, self.r
-        prefix = self.first_digit(self.found)
-        nowhere = r.uint32(NOWHERE)
+        prefix = filters.first_digit(self.found)
+        nowhere = r.uint32(filters.NOWHERE)
         start = r.of(at.choose, active, prefix, nowhere)
         prefix, last = self.digits("outer", start, self.floor, self.found, "count")
-        outer = r.of(at.key_of, prefix)
+        outer = filters.key_of(prefix)
 
         start = r.of(at.choose, active, r.uint32(0), nowhere)
         bins, size = k._bins("inner_bins", k.warps, k.bits), 4 << k.bits
@@ -372,18 +366,20 @@ class Threshold:
                        **self.attrs))  # fmt: skip
         emit(at.cta_sync(), k._sum_ranges(bins, k.bits), at.cta_sync())
         with where(FIRST):
-            outer_ties = r.of(at.ties_of_count, last)
+            outer_ties = filters.ties_of_count(last)
             total = r.of(at.sum_of_ranges, part(bins, size, 4 * k.warps))
-            kept = r.of(at.whole_kept, total, outer, outer_ties)
+            kept = filters.whole_kept(total, outer, outer_ties)
             goal = r.of(at.goal_of_p, k.filters["top_p"], kept)
             place = k._pick("inner_a", bins, goal, bits=k.bits, ranges=k.warps)
-        found = r.of(at.choose, active, k._read(place), self.found, n=4)
-        prefix, found = self.digits("inner", self.first_digit(found), outer, found, "mass")
-        key = r.of(at.key_of, prefix)
+        found = r.of(at.choose, active, k._read(place), self.found, n=4, unread="dst")
+        prefix, found = self.digits("inner", filters.first_digit(found), outer, found, "mass")
+        key = filters.key_of(prefix)
 
         def ties() -> UInt32:
-            inner = r.of(at.ties_of_mass, found, key)
-            rest = r.of(at.ties_of_rest, outer_ties, total, outer, goal)
-            return r.of(at.prefer, prefix, inner, rest)
+            inner = filters.ties_of_mass(found, key)
+            # values are used in the block that they are written in
+            left, mass, aim = (x.apply(at.copy) for x in (outer_ties, total, goal))
+            rest = filters.ties_of_rest(left, mass, aim, outer)
+            return filters.prefer(prefix, inner, rest)
 
-        return r.of(at.prefer, prefix, key, outer), ties
+        return filters.prefer(prefix, key, outer), ties

@@ -1,0 +1,99 @@
+"""The ends of filters: goals, prefixes, windows and ties, the same in every lane.
+
+What was *found* is four registers: a digit and 1 (0: nothing, the filter keeps all), what is left
+of the goal there, the sum of all bins, and 0. The *prefix* of a key is what is known of it.
+"""
+
+from __future__ import annotations
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.reductions import KEY_BITS, LEAST
+from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.tile.values import UInt32
+
+MANY = 0x7FFFFFFF  # a count that no row reaches
+EVERYTHING = 0xFFFFFFFF  # a weight that no row exceeds
+NOWHERE = 0xFFFFFFFF  # the prefix of a threshold that there is not
+WHOLE = 1 << 31  # the weight of probability 1
+FLOOR = LEAST - 1  # a threshold below all that weighs something
+
+
+def is_active(k: UInt32, most: int) -> UInt32:
+    """1 where k filters, from 1 to `most`, else 0."""
+    return k.registers.either(k.value - 1 < most, 1, 0)
+
+
+def goal_of_k(k: UInt32) -> UInt32:
+    """k - 1, or MANY where k keeps everything."""
+    return k.registers.uint32((k.value - 1).min(MANY))
+
+
+def whole_kept(total: UInt32, key: UInt32, ties: UInt32) -> UInt32:
+    """The mass above a threshold, and that of its ties."""
+    return total.registers.uint32(_weight(key) * ties.value + total.value)
+
+
+def _weight(key: UInt32) -> UOp:
+    return key.registers.of(at.weigh, key).value
+
+
+def _digit(found: UInt32) -> UOp:
+    return found.registers.of(at.copy, found[0]).value
+
+
+def _left(found: UInt32) -> UOp:
+    return found.registers.of(at.copy, found[1]).value
+
+
+def first_digit(found: UInt32) -> UInt32:
+    """The prefix of one digit; NOWHERE where none was found."""
+    return found.registers.uint32(_digit(found) - 1)
+
+
+def narrow(prefix: UInt32, found: UInt32, bits: int) -> UInt32:
+    """The prefix with the digit that was found, NOWHERE where none was."""
+    return found.registers.uint32((prefix.value << bits) | (_digit(found) - 1))
+
+
+def key_of(prefix: UInt32) -> UInt32:
+    """The element of a whole key; FLOOR where there is none."""
+    there = prefix.value.ne(NOWHERE)
+    return prefix.registers.either(there, prefix.value + LEAST, FLOOR)
+
+
+def prefer(prefix: UInt32, inner: UInt32, outer: UInt32) -> UInt32:
+    """The inner threshold's, or the outer's where there is no inner one."""
+    return prefix.registers.either(prefix.value.ne(NOWHERE), inner.value, outer.value)
+
+
+def window(found: UInt32, bits: int, active: UInt32 | None) -> UInt32:
+    """The elements of the bin that was found; LEAST twice where none was. What is kept for certain
+    begins at the first register, what may be at the second; where k is active nothing is certain.
+    """
+    r, digit, shift = found.registers, _digit(found), KEY_BITS - bits
+    low = ((digit - 1) << shift) + LEAST
+    ends = [r.either(digit.ne(0), end, LEAST).value for end in (low + (1 << shift), low)]
+    if active is not None:
+        ends[0] = r.either(active.value.ne(0), EVERYTHING, ends[0]).value
+    return r.together(ends)
+
+
+def ties_of_count(found: UInt32) -> UInt32:
+    """Ties that are kept: one more than what the goal left; MANY where k keeps all."""
+    return found.registers.either(_digit(found).ne(0), _left(found) + 1, MANY)
+
+
+def ties_of_mass(found: UInt32, key: UInt32) -> UInt32:
+    """Ties that are kept, until their weights pass what the goal left; MANY for all."""
+    return found.registers.either(_digit(found).ne(0), _until(_left(found), key), MANY)
+
+
+def ties_of_rest(ties: UInt32, total: UInt32, goal: UInt32, key: UInt32) -> UInt32:
+    """Of the ties at a threshold as many as bring what is above it above the goal."""
+    return key.registers.uint32(_until(goal.value - total.value, key).min(ties.value))
+
+
+def _until(goal: UOp, key: UInt32) -> UOp:
+    """As many elements equal to a key as bring their weights, 1 at least, above a goal."""
+    weight = _weight(key)
+    return (goal // (weight + weight.eq(0))).min(MANY - 1) + 1
