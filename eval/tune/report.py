@@ -78,14 +78,21 @@ def summary(state: Mapping[str, Any]) -> str:
 
 def table(states: Sequence[Mapping[str, Any]]) -> str:
     """Sessions beside each other, and geometric means: how much faster the champion is than the
-    best start, the best of the policy's draws and the fastest library, in the same rounds."""
-    head = ["workload", "kernels", "us", "of its start", "of the rivals' best", "of the library"]
+    best start, the best of the policy's draws and the fastest library, in the same rounds; and the
+    kernel that was fastest before these rounds, which chose among several, than the draws."""
+    head = ["workload", "kernels", "us", "of its start", "of the rivals' best",
+            "unchosen, of the rivals' best", "of the library"]  # fmt: skip
     rows, ratios = [], list[tuple[float | None, ...]]()
     for state in states:
         s, c = state["settings"], state["champion"]
         label = " ".join([s["definition"], *(f"{n}={v}" for n, v in s["axes"].items())])
         library = best_baseline(s["definition"], c["peers"])
-        found = tuple(us and us / c["us"] for us in (c["start_us"], c["rival_us"], library))
+        found = (
+            c["start_us"] / c["us"],
+            c["rival_us"] and c["rival_us"] / c["us"],
+            c["rival_us"] and "screened_us" in c and c["rival_us"] / c["screened_us"] or None,
+            library and library / c["us"],
+        )
         ratios.append(found)
         cells = ["-" if x is None else f"{x:.3f}" for x in found]
         rows.append([label, str(state["measured"]), f"{c['us']:.2f}", *cells])

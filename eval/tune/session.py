@@ -3,9 +3,9 @@
 A round asks how far the best kernel is from the device's roofs (by Nsight Compute where it is, else
 by the floors of compute, memory and launch), takes a few moves for the largest gaps, and measures
 kernels that make them: a move fixes some decisions, the rest stay or are drawn from the policy
-given what is fixed. Moves of the champion are taken back one by one: each is effective,
-ineffective, or not to be seen in the machine code. It ends near the roof, when moves are used up,
-when rounds in a row gained nothing, or with the budget. A family's wide space has no policy: there
+given what is fixed, and what may be fastest by all that was measured is taken. A champion's move is
+taken back: it is effective, ineffective, or not to be seen in the machine code. It ends near the
+roof, when rounds in a row gained nothing, or with the budget. A family's wide space has no policy: there
 a session begins at draws of the listed space's and at the reward's, which completes moves, too.
 
 All is kept in --state: records of every measurement, profiles, what each round saw. A session that
@@ -316,6 +316,7 @@ class Tuning:
         best = min(own, key=lambda s: times[s.key])
         return {
             "key": best.key, "us": times[best.key], "start_us": times[self.first.key],
+            "screened_us": times[own[0].key],
             "rival_us": min((times[s.key] for s in others), default=None), "peers": peers,
             "strategy": best.to_json(), "by": "reward" if self.args.measure == "no" else "GPU",
         }  # fmt: skip
