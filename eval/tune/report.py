@@ -90,7 +90,7 @@ def table(states: Sequence[Mapping[str, Any]]) -> str:
         found = (
             c["start_us"] / c["us"],
             c["rival_us"] and c["rival_us"] / c["us"],
-            c["rival_us"] and "screened_us" in c and c["rival_us"] / c["screened_us"] or None,
+            c["rival_us"] and c["rival_us"] / c["screened_us"],
             library and library / c["us"],
         )
         ratios.append(found)

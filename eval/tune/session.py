@@ -1,12 +1,12 @@
 """Tune a workload in rounds: gaps, moves for the largest, branches, champion, what each is worth.
 
 A round asks how far the best kernel is from the device's roofs (by Nsight Compute where it is, else
-by the floors of compute, memory and launch), takes a few moves for the largest gaps, and measures
-kernels that make them: a move fixes some decisions, the rest stay or are drawn from the policy
-given what is fixed, and what may be fastest by all that was measured is taken. A champion's move is
-taken back: it is effective, ineffective, or not to be seen in the machine code. It ends near the
-roof, when rounds in a row gained nothing, or with the budget. A family's wide space has no policy: there
-a session begins at draws of the listed space's and at the reward's, which completes moves, too.
+by the floors of compute, memory and launch), takes moves for the largest gaps, and measures kernels
+that make them, beside draws: a move fixes some decisions, the rest stay or are drawn from the
+policy given what is fixed; what may be fastest by all that was measured is taken. A champion's move
+is taken back: it is effective, ineffective, or not to be seen in the machine code. It ends near the
+roof, when rounds in a row gained nothing, or with the budget. A family's wide space has no policy:
+there a session begins at draws of the listed space's and at the reward's, which completes moves.
 
 All is kept in --state: records of every measurement, profiles, what each round saw. A session that
 was stopped, or killed, is repeated from these by the same command, and measures only what is
@@ -79,6 +79,7 @@ from ptxflow.gfn.inference import Policy, load_policy
 
 SCHEMA = 2
 FINALISTS = 8  # kernels that are timed again in the same rounds, the first start among them
+AT_A_TIME = 16  # rivals that are asked for: the GPU waits for kernels in the order of questions
 SESSION, RECORDS, PROFILES, KNOWN, TRANSCRIPT = (
     "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl", "model.jsonl",
 )  # fmt: skip
@@ -268,8 +269,9 @@ class Tuning:
         self.bench.ahead(self.asked)
 
     def _steps(self, rivals: Sequence[Strategy]) -> Steps:
-        if rivals:
-            self.rivals = dict(zip(rivals, (yield tuple(rivals)), strict=True))
+        for at in range(0, len(rivals), AT_A_TIME):
+            some = tuple(rivals[at : at + AT_A_TIME])
+            self.rivals |= zip(some, (yield some), strict=True)
         yield from self.session.steps(self.starts)
 
     def ended(self, made: Round) -> None:
