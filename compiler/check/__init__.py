@@ -18,18 +18,24 @@ from ptxflow.compiler.ir import UOp, kernels_of
 __all__ = ["Machine", "Program", "check", "check_launch", "check_spec", "execute"]
 
 
-def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
+def check(
+    lowered: UOp, trips: Sequence[Trip], device: Device, proven: set[object] | None = None
+) -> list[str]:
     """Check a lowered kernel or program: static rules, then abstract runs of all trip classes.
 
     Returns a line for each check that held. Raises SpecError or HazardError with who, where, which
-    rule, which facts, and what would fix it.
+    rule, which facts, and what would fix it. `proven` keeps the kernels that passed, with all that
+    they were judged by beside the trips, and what is there is not run again.
     """
     kernels = kernels_of(lowered)
     check_order(kernels)
     proofs = []
     for kernel in kernels:
+        place = kernel, awaited(kernels, kernel), kernel is kernels[-1]
+        if proven is not None and place in proven:
+            continue
         rules = check_spec(kernel, device) + check_values(kernel)
-        program = Program(kernel, awaited(kernels, kernel), kernel is kernels[-1])
+        program = Program(*place)
         name = f"{kernel.arg.name}: " if len(kernels) > 1 else ""
         proofs.append(f"static: {name}{rules} rules hold")
         mine = [t for t in trips if t.entry in ("", kernel.arg.name)]
@@ -42,6 +48,8 @@ def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
                 raise SpecError(f"trip {trip.name} does not say what {', '.join(unsaid)} hold")
             steps = [execute(program, trip, schedule) for schedule in schedules(program)]
             proofs.append(f"abstract: {name}{trip.name}: {steps[0]} steps, {len(steps)} schedules")
+        if proven is not None:
+            proven.add(place)
     return proofs
 
 

@@ -77,6 +77,7 @@ def emulate(
     arguments: Arguments = NO_ARGUMENTS,
     limit: int = 0,
     before: Collection[str] = (),
+    first: int = 0,
 ) -> Report:
     """Run a kernel, or the kernels of a program in turn; output tensors are written in place.
 
@@ -87,15 +88,18 @@ def emulate(
     kernels. `arguments` are what parameters take besides tensors. A launch of more than `limit`
     instructions (0: 50 million a cluster) does not end. A workspace begins as NaN.
     `before`: tensors that what is before the call in the stream may access until the first launch
-    has waited for it.
+    has waited for it. Launches before the `first` are over: what they left is in `tensors`, where
+    workspaces may be, too.
     Raises Fault (a PtxSyntaxError for text that it does not know) and ValueError for a launch that
     does not fit the kernel.
     """
     space = {
-        w.name: np.full(max(1, evaluate(w.bytes, axes)), 0xFF, np.uint8) for w in launch.workspace
+        w.name: np.full(max(1, evaluate(w.bytes, axes)), 0xFF, np.uint8)
+        for w in launch.workspace
+        if w.name not in tensors
     }
     whole, known = Report(), {**tensors, **space}
-    for i, step in enumerate(launch.steps):
+    for i, step in enumerate(launch.steps[first:], first):
         program = Program(parse(ptx, step.entry))
         machine = Machine(program, step, known, axes, seed, None if i else grid, arguments, limit)
         if before and not i:

@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -78,10 +78,12 @@ serve(measure, {"name": "simulated", "driver": "none", "capability": [9, 0]})
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a run: seconds from the first kernel to the last, Dask workers killed."""
+    """What came of a run: seconds from the first kernel to the last, those of this process's CPU,
+    Dask workers killed."""
 
     records: tuple[Record, ...]
     seconds: float
+    cpu: float = 0.0
     kills: int = 0
 
     @property
@@ -213,9 +215,10 @@ def measure(
     settings = Settings(seeds=(1,), rounds=7, settle=0.0, timeout=timeout, every_baseline=False)
     with RecordFile(out) as records:
         tasks = campaign.tasks_of(workloads, records.records, again=False)
-        began = time.monotonic()
+        began, cpu = time.monotonic(), time.process_time()
         campaign.measure(tasks, workers, compiler, settings, records, Origin("none"), float("inf"))
-        return Run(tuple(records.records), time.monotonic() - began)
+        taken = time.monotonic() - began, time.process_time() - cpu
+        return Run(tuple(records.records), *taken)
 
 
 def on_one_gpu(workloads: Sequence[Workload], table: str, out: Path, timeout: float) -> Run:
@@ -245,7 +248,7 @@ def on_cluster(
         ended.set()
         killer.join()
         compiler.close()
-        return Run(run.records, run.seconds, len(killed))
+        return replace(run, kills=len(killed))
     finally:
         ended.set()
         if connection:
@@ -291,6 +294,7 @@ def table_of(fleet: Run, one: Run, table: dict[str, Json], args: argparse.Namesp
         ("best kernels as on one GPU", f"{len(alike)} of {len(one.best)}"),
         ("seconds", f"{fleet.seconds:.1f}; {ideal:.1f} were nothing lost"),
         ("efficiency", f"{ideal / fleet.seconds:.3f}"),
+        ("CPU a kernel", f"{1e3 * fleet.cpu / len(table):.1f} ms of campaign, scheduler, nannies"),
     ]
     return align(rows)
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxflow.command import BadInput, Parser, align, reports
-from ptxflow.compiler.files import write_whole
+from ptxflow.compiler.files import typed, write_whole
 from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.tune.moves import Move
@@ -186,7 +186,8 @@ def summed(rows: Iterable[Row]) -> list[Row]:
     held: dict[Row, Row] = {}
     for row in rows:
         sums = {n: v for n, v in asdict(row).items() if n in SUMS}
-        what = replace(row, **dict.fromkeys(sums, 0))
+        none: dict[str, Any] = dict.fromkeys(sums, 0)
+        what = replace(row, **none)
         old = held.get(what, what)
         held[what] = replace(old, **{n: v + getattr(old, n) for n, v in sums.items()})
     return list(held.values())
@@ -249,15 +250,14 @@ def from_lines(text: str, where: str) -> list[Row]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             held = json.loads(line)
-            entry = Follow(**held) if "before" in held else Entry(**held)
-            counts = isinstance(entry.tried, int) and isinstance(entry.helped, int)
-            if not (counts and 0 <= entry.helped <= entry.tried):
+            entry = typed(Follow(**held) if "before" in held else Entry(**held))
+            if not 0 <= entry.helped <= entry.tried:
                 raise ValueError("helped must be a count from 0 to tried")
             if isinstance(entry, Entry) and not all(
                 map(math.isfinite, (entry.gain, entry.squares))
             ):
                 raise ValueError("gain and squares must be finite")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise BadInput(f"{where}:{number}: no entry of a knowledge base: {error}") from None
         found.append(entry)
     return found
@@ -285,7 +285,7 @@ def read(path: Path) -> list[Row]:
     if path.suffix == ".xz":
         own = [r for s in ended(path) for r in rows_of(s["settings"]["device"], outcomes(s))]
         return sorted(summed(own), key=lambda r: -r.tried)
-    return from_lines(path.read_text(), str(path))
+    return from_lines(path.read_text(errors="replace"), str(path))
 
 
 def shown(rows: Sequence[Row]) -> str:

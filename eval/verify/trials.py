@@ -69,17 +69,21 @@ class Outcome:
 
 
 def attempt(
-    ptx: str, launch: Launch, given: Attempt, wanted: Masks | None = None, limit: int = 0
-) -> Outcome:
+    ptx: str, launch: Launch, given: Attempt, wanted: Masks | None = None, limit: int = 0,
+    done: tuple[int, Tensors] | None = None,
+) -> Outcome:  # fmt: skip
     """Run a text on a problem; of some clusters what they wrote must be right, and all of `wanted`
-    be written. A launch of more than `limit` instructions does not end."""
+    be written. A launch of more than `limit` instructions does not end. `done`: so many launches
+    are over, and what they left."""
     axes = dict(given.problem.axes)
     case = prepared_case(given.problem, given.absent)
-    tensors = {name: t.copy() for name, t in case.tensors.items()}
+    first, left = done or (0, case.tensors)
+    tensors = {name: t.copy() for name, t in left.items()}
     try:
         report = emulate(
             ptx, launch, tensors, axes, seed=given.seed, some=given.some, grid=given.blocks,
-            arguments=case.arguments, limit=limit, before=running(given.problem, tensors, launch),
+            arguments=case.arguments, limit=limit, first=first,
+            before=running(given.problem, tensors, launch),
         )  # fmt: skip
     except Fault as fault:
         error = f"{' '.join(str(fault).split())} (schedule {given.seed})"

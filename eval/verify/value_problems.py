@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -22,14 +23,17 @@ from ptxflow.compiler.backend import cache
 from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.emulator.coverage import OPEN, skeleton
 from ptxflow.compiler.family import Problem, Size, Strategy, Trial
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch, evaluate
 from ptxflow.eval.verify.cases import case_of
+from ptxflow.eval.verify.cases.case import Tensors
 from ptxflow.eval.verify.draws import FOLLOWING
 from ptxflow.eval.verify.trials import (
+    INSTRUCTIONS,
     Attempt,
     Covering,
     Masks,
@@ -82,6 +86,8 @@ class Bench:
     kernel: str = ""  # the digest of its PTX, whatever its registers are called
     kills: Counter[Attempt] = field(default_factory=Counter)
     written: dict[Attempt, Masks] = field(default_factory=dict)
+    proven: set[object] = field(default_factory=set)
+    over: dict[tuple[Attempt, int], Tensors] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -104,13 +110,50 @@ class Bench:
         times = LONGER if known is not self.larger else SLOWEST
         limit = times * known.instructions + GRACE
         wanted = self.written.get(given) if whole else None
-        found = attempt(text, self.launch(given), given, wanted, limit)
+        found = attempt(text, self.launch(given), given, wanted, limit, self.left(text, given))
         self.kills[given] += bool(found.error or found.report.hazards)
         return found
+
+    def left(self, text: str, given: Attempt) -> tuple[int, Tensors]:
+        """How many of the launches that come first are of kernels which a mutant's text has
+        unchanged, and what they leave."""
+        launch, case = self.launch(given), prepared_case(given.problem, given.absent)
+        if given.problem.chained is not None:
+            return 0, case.tensors
+        mutant, own = _entries(text), _entries(self.text)
+        same = [mutant[step.entry] == own[step.entry] for step in launch.steps[:-1]]
+        count = [*same, False].index(False)
+        if count and (given, count) not in self.over:
+            axes = dict(given.problem.axes)
+            space = {
+                w.name: np.full(max(1, evaluate(w.bytes, axes)), 0xFF, np.uint8)
+                for w in launch.workspace
+            }
+            held = {name: t.copy() for name, t in case.tensors.items()} | space
+            part = replace(launch, then=launch.then[: count - 1])
+            emulate(
+                self.text, part, held, axes, seed=given.seed, some=given.some, grid=given.blocks,
+                arguments=case.arguments,
+            )  # fmt: skip
+            self.over[given, count] = held
+        return count, self.over[given, count] if count else case.tensors
 
     def whole(self, given: Attempt, limit: int = 0) -> Outcome:
         """The kernel itself on a problem."""
         return attempt(self.text, self.launch(given), given, None, limit)
+
+    def others(self) -> Iterator[Known]:
+        """What the trials run beside the known, of which nothing more is covered."""
+        strategy, spent = self.job[1], 0
+        offered = family(strategy.family).trials(*self.job, self.device)
+        for given in attempts_of(self.shape, offered.sizes):
+            if given in {k.attempt for k in self.known} or spent > INSTRUCTIONS:
+                continue
+            kernel = built(given.problem, strategy, self.device)
+            if kernel is not None and write(kernel, self.device) == self.text:
+                outcome = self.whole(given)
+                spent += outcome.report.instructions
+                yield Known(given, outcome.report.instructions, digest_of(given))
 
     def launch(self, given: Attempt) -> Launch:
         return family(self.job[1].family).launch(given.problem, self.job[1], self.device)
@@ -146,6 +189,12 @@ def small_kernel(job: Job, device: Device) -> tuple[Problem, UOp]:
     first, offered = maker.trial(*job, device).problem, maker.trials(*job, device)
     shape, _ = shape_of(first, offered.shapes, strategy, device, whole)
     return shape, maker.build(shape, strategy, device)
+
+
+def _entries(text: str) -> dict[str, str]:
+    """What a text has of each entry."""
+    parts = re.split(r"^\.visible \.entry (\w+)", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _kept(shape: Problem, row: dict[str, Any]) -> Known:

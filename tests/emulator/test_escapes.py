@@ -205,6 +205,13 @@ ONE_MORE = {
         "put_place(chosen",
         1,
     ),
+    **{
+        f"the row behind the last of a sequence on a B200, {name}": (
+            gqa_prefill.problem(), gqa_prefill.strategy(share=4, stages=3),
+            "lt of one more in inside", "st_global(output, output, line)", which,
+        )
+        for name, which in (("with keys", 0), ("without", 30))
+    },
     "no lane that stores log-sum-exps of chunks": (
         mla.problem(), mla.decode(), "4 to 0 in lt in inside", "st_global(lse, lse, c_", 0
     ),
@@ -242,7 +249,7 @@ def test_what_a_boundary_hides_is_found(name: str, monkeypatch: pytest.MonkeyPat
 
     planted = replace(maker, build=build)
     monkeypatch.setattr(trials, "family", lambda _: planted)
-    found = cover(problem, strategy, H200)
+    found = cover(problem, strategy, DEVICES["b200"] if "B200" in name else H200)
     assert made and (found.error or found.hazards)
 
 

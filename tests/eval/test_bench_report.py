@@ -12,11 +12,10 @@ import pytest
 from ptxflow.env.measurements import REFINE, SCREEN, Measurement, load_measurements
 from ptxflow.env.tasks.definition import names
 from ptxflow.env.tasks.workload import workloads
+from ptxflow.eval.bench.choices import agreement, agreement_table, choices, joint_table
 from ptxflow.eval.bench.disagreement import describe, merge
 from ptxflow.eval.bench.records import Record, RecordError, libraries, pack, read_records, unpack
 from ptxflow.eval.bench.report import (
-    agreement,
-    agreement_table,
     best_ratios,
     main,
     settled,
@@ -208,6 +207,21 @@ def test_two_campaigns_that_agree_and_that_do_not(capsys: pytest.CaptureFixture[
     assert row.losses[0] == pytest.approx(5.05 / 4.8 - 1)  # by screening: not refined there
     assert row.refined == (False, True)
     assert agreement(a, []) == []
+
+
+def test_choices_are_compared_where_both_were_timed():
+    a, b = [measured("p", 5.0), measured("q", 5.1)], [measured("p", 5.1), measured("q", 5.0)]
+    assert [row["choices"] for row in choices(a, b)] == [{"a": "p"}, {"a": "q"}]
+    assert [row["choices"] for row in choices(a, a)] == [{"a": "p"}]
+    here = [measured("p", 5.04, REFINE), measured("q", 5.0, REFINE), measured("q", 9.0)]
+    there = [measured("p", 5.0, REFINE), measured("q", 5.0, REFINE)]
+    text = joint_table(a, b, [here, there])
+    assert "+0.80% +0.00%  +0.40%" in text
+    assert "1 of 1 workloads: choices within 0.5% of each other, 0 of them the same kernel" in text
+    assert text.endswith("a pair are 0.80% apart in the median, 0.80% at most")
+    assert "0 of 1 workloads" in joint_table(a, b, [here])
+    assert "1 of 1 workloads" in (text := joint_table(a, a, [here, there])) and "1 of them" in text
+    assert "0 of 0 workloads" in joint_table(a, b, [a])  # nothing was refined there
 
 
 def test_agree_names_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]):

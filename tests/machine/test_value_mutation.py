@@ -15,10 +15,11 @@ import pytest
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.check import check
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.errors import SpecError
+from ptxflow.compiler.errors import CompileError, SpecError
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
-from ptxflow.compiler.ir.statements import KernelInfo, kernel, loop, when
+from ptxflow.compiler.ir.statements import KernelInfo, kernel, kernels_of, loop, when
 from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import value_mutants, value_mutation
@@ -26,7 +27,7 @@ from ptxflow.eval.verify.emulation import emulate_kernel
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.page import sections
 from ptxflow.eval.verify.results import read
-from ptxflow.eval.verify.trials import Attempt, Outcome
+from ptxflow.eval.verify.trials import Attempt, Outcome, attempt
 from ptxflow.eval.verify.value_mutants import (
     KINDS,
     candidates,
@@ -48,7 +49,15 @@ from ptxflow.eval.verify.value_mutation import (
     table,
     tasks,
 )
-from ptxflow.eval.verify.value_problems import GRACE, Known, bench_of, larger_problem
+from ptxflow.eval.verify.value_problems import (
+    GRACE,
+    Bench,
+    Known,
+    bench_of,
+    larger_problem,
+    small_kernel,
+)
+from tests.families import gqa_decode
 from tests.families.rmsnorm import H200, problem, strategy
 
 JOB = (problem(256, 4), strategy(row_threads=32, rows=4))
@@ -168,6 +177,9 @@ class Scripted:
     def ordered(self) -> list[Known]:
         return [self.larger] * 2
 
+    def others(self) -> list[Known]:
+        return [self.larger]
+
     def run(self, text: str, known: Known) -> Outcome:
         self.asked.append(text)
         if (told := self.complaints[len(self.asked) - 1]) == "broken":
@@ -182,7 +194,8 @@ class Scripted:
         ("emulator", id, ("wrong",), "", 1),
         ("emulator", id, ("", "wrong"), "", 2),
         ("unchanged", id, ("",), "unchanged", 1),
-        ("escaped", id, ("", "", "wrong"), "", 3),
+        ("emulator", id, ("", "", "wrong", "wrong"), "", 4),
+        ("escaped", id, ("", "", "wrong", ""), "", 4),
         ("equivalent", id, ("", "", ""), "", 3),
         ("crashed", id, ("broken",), "", 1),
     ],
@@ -229,6 +242,47 @@ def test_what_some_clusters_of_the_first_and_the_larger_problem_do_not_write_sho
     for known, told in ((first, True), (larger, True), (other, False)):
         assert not bench.run(bench.text, known).error
         assert ("differ" in bench.run(text, known).error) == told
+
+
+def test_a_mutant_begins_where_the_launches_before_its_own_end() -> None:
+    """What it shows is what the whole call shows, sooner; one of the first kernel runs all."""
+    job = (gqa_decode.problem(), gqa_decode.strategy())
+    shape, lowered = small_kernel(job, H200)
+    text = write(lowered, H200)
+    made = Bench(job, H200, shape, lowered, text, [])
+    given = Attempt(shape, 0, family("gqa_decode").trial(*job, H200).blocks)
+    second = text.index(".visible .entry", text.index(".visible .entry") + 1)
+    whole = made.whole(given)
+    for first, count in ((second, 1), (0, 0)):
+        place = text.index("ex2.approx", first)
+        mutant = text[:place] + text[place:].replace("ex2.approx.ftz", "lg2.approx.ftz", 1)
+        assert mutant != text and made.left(mutant, given)[0] == count
+        soon = attempt(mutant, made.launch(given), given, done=made.left(mutant, given))
+        slow = attempt(mutant, made.launch(given), given)
+        assert soon.error == slow.error != ""
+        assert (soon.report.instructions < slow.report.instructions) == bool(count)
+    again = attempt(text, made.launch(given), given, done=made.left(text, given))
+    assert not whole.error and not again.error
+    assert all((again.written[n] == whole.written[n]).all() for n in whole.written)
+
+
+def test_kernels_that_passed_are_not_run_again() -> None:
+    maker, job = family("gqa_decode"), (gqa_decode.problem(), gqa_decode.strategy())
+    lowered, trips, proven = maker.build(*job, H200), maker.trips(*job, H200), set[object]()
+    assert check(lowered, trips, H200, proven) == check(lowered, trips, H200)
+    assert len(proven) == 2 and check(lowered, trips, H200, proven) == []
+    combine = kernels_of(lowered)[1]
+    some = itertools.islice(candidates(combine), 0, 90, 6)
+    mutants = [c.of(combine).within(lowered) for c in some]
+    told = list[list[str]]()
+    for known in (proven, None):
+        told.append([])
+        for mutant in mutants:
+            try:
+                check(mutant, trips, H200, known)
+            except CompileError as refusal:
+                told[-1].append(str(refusal))
+    assert told[0] == told[1] != []
 
 
 def test_the_larger_problem_has_the_same_text() -> None:

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.family import (
+    Choice,
+    Family,
+    Kernels,
+    Problem,
+    Size,
+    Strategy,
+    Trial,
+    Trials,
+    Trip,
+)
 from ptxflow.compiler.kernels.attention import few, sized
-from ptxflow.compiler.kernels.gqa_prefill import blackwell, decisions, hopper
+from ptxflow.compiler.kernels.gqa_prefill import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
-from ptxflow.compiler.kernels.gqa_prefill.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.gqa_prefill.problem import accepts, problem
+from ptxflow.compiler.kernels.gqa_prefill.epilogue import LINES
+from ptxflow.compiler.kernels.gqa_prefill.problem import SCHEMA, accepts
 
 __all__ = ["ENTRY", "GQA_PREFILL"]
 
@@ -91,8 +101,10 @@ def _room(k: Kernel, tokens: int) -> tuple[int, int, int]:
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions. Few queries beside many keys; tiles of
     queries without a key; many sequences, few of which have tokens, and whose look-up takes several
-    steps; last tiles that are full to every extent; a full tile that sees one key more than fill a
-    ring; a ring beyond its 32nd turn. Of some blocks an odd number, so that they are of all heads.
+    steps; sequences, with keys and without, whose last rows are those
+    of each store of a warp; a full tile that sees one
+    key more than fill a ring; a ring beyond its 32nd turn. Of some blocks an odd number, so that
+    they are of all heads.
     """
     k = kernel(p, s, device)
     group, tile = k.heads // k.kv_heads, k.tile_kv
@@ -103,12 +115,15 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     whole, ring = 2 * k.tokens + 5, s.stages * tile
     turns = -(-2 * k.tokens // ring)
+    stores = k.warp_rows // LINES + 1
+    rows = max(1, LINES // k.share) * stores * (stores + 1) // 2
     sizes = (
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7, (7,)),
         Size(sized(p, 1, 2 * k.tokens, turns * ring + 1), None, (7,)),
         size(3, 3 * k.tokens + 6, 5),
         size(35, 8, 8),
-        size(5, 75, 60, (13,)),
+        size(stores, rows, 60),
+        Size(sized(p, stores, rows, 1)),
         size(1, 2, 34 * s.stages * tile, (1,)),
     )
     return Trials(shapes, sizes)
@@ -119,21 +134,18 @@ def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
     return {"rescale": decisions.ALWAYS, **choices}
 
 
-GQA_PREFILL = Family(
-    name="gqa_prefill",
-    op_types=("gqa_paged", "gqa_ragged"),
-    decisions=decisions.DECISIONS,
-    rules=decisions.RULES,
-    problem=problem,
-    resources=decisions.resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=lambda p, s, d: kernel(p, s, d).build(),
-    trips=trips,
-    launch=lambda p, s, d: kernel(p, s, d).launch(),
-    trial=trial,
-    trials=trials,
+GQA_PREFILL = Family.of(
+    SCHEMA,
+    ("gqa_paged", "gqa_ragged"),
+    decisions,
+    cost,
+    Kernels(
+        lambda p, s, d: kernel(p, s, d).build(),
+        trips,
+        lambda p, s, d: kernel(p, s, d).launch(),
+        trial,
+        trials,
+    ),
     revise=revise,
     accepts=accepts,
 )

@@ -34,7 +34,6 @@ WARP_SIZE = 32
 FOUND = 16  # bytes of what is found
 PRESENT = f"{GENERATOR}_present"
 RANDOM = ("seed_low", "seed_high", "offset_low", "offset_high")
-THREAD = WARP * WARP_SIZE + LANE
 
 Visit = Callable[[UInt32, UOp], UOp]  # (elements, chunk)
 Ties = Callable[[], UInt32]  # finds how many of the threshold's equals are kept

@@ -136,7 +136,15 @@ def _shorten(keys: Ints, pages: Ints, page: int, most: int) -> None:
 
 def _ask(keys: Ints, total: int, rng: np.random.Generator) -> Ints:
     """Queries of each sequence: at most its keys; some where there are none, more if keys are few;
-    and one more than there are keys in the shortest."""
+    and one more than there are keys in the shortest. Where they can be 1, 2, 3 and so on, or 2 or 4
+    times that, they are, the most where keys are or are not unlike in the others."""
+    steps = len(keys) * (len(keys) + 1) // 2
+    if len(keys) > 3 and total in (steps, 2 * steps, 4 * steps):
+        rows = rng.permutation(total // steps * np.arange(1, len(keys) + 1))
+        unlike = int(np.argmax((keys == 0) == (2 * np.count_nonzero(keys) > len(keys))))
+        most = int(np.argmax(rows))
+        rows[[unlike, most]] = rows[[most, unlike]]
+        return rows
     tokens = int(keys.sum())
     idle = max(2, total // len(keys)) if total > tokens // 2 else 2
     rows = rng.multivariate_hypergeometric(keys, min(total, tokens), method="marginals")
