@@ -216,7 +216,7 @@ def ended(path: Path) -> list[dict[str, Any]]:
             states += [json.loads(text) for text in texts]
         except (OSError, ValueError, lzma.LZMAError) as error:
             raise BadInput(f"{file}: no session: {error}") from None
-    return [s for s in states if "champion" in s]
+    return [s for s in states if isinstance(s, dict) and "champion" in s]
 
 
 def outcomes(session: Mapping[str, Any]) -> list[Outcome]:

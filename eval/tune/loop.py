@@ -262,7 +262,8 @@ class Session:
         found: dict[Strategy, tuple[tuple[Move, ...], bool]] = {}
         plans = [((m,), drawn) for drawn in (False, True) for m in moves]
         free = [((), True)] * self.limits.branches
-        for of, drawn in [*free[: max(1, len(free) - len(moves))], *plans, *free]:
+        first = 1 if self.proposed else max(1, len(free) - len(moves))
+        for of, drawn in [*free[:first], *plans, *free]:
             if len(found) == self.limits.branches:
                 break
             fixed = of[0].fixed(self.space.family, start) if of else {}

@@ -192,16 +192,17 @@ def test_a_loop_finds_what_a_move_is_worth(space: RelationSpace) -> None:
     assert rounds[-1].end and not any(r.end for r in rounds[:-1])
 
 
+def scattered(s: Strategy) -> float:
+    return 20.0 + int(s.key[:4], 16) / 4096
+
+
 def test_a_round_takes_what_may_be_fastest(space: RelationSpace) -> None:
     """Told the truth, a move is made in the fastest way; where no move is left draws go on."""
 
-    def us(s: Strategy) -> float:
-        return 20.0 + int(s.key[:4], 16) / 4096
-
     def hope(part: RelationSpace, codes: np.ndarray) -> np.ndarray:
-        return np.log([us(part.strategy(int(c))) for c in codes])
+        return np.log([scattered(part.strategy(int(c))) for c in codes])
 
-    found = Session(space, None, Scripted(us), uniform, hope=hope, seed=2)
+    found = Session(space, None, Scripted(scattered), uniform, hope=hope, seed=2)
     (start,) = starts = [space.strategy(int(c)) for c in uniform(space, 1, 7)]
     first = next(found.rounds(starts))
     kept = [b for b in first.branches if b.moves and not b.drawn]
@@ -209,8 +210,7 @@ def test_a_round_takes_what_may_be_fastest(space: RelationSpace) -> None:
     for branch in kept:
         (move,) = (m for m in MOVES if m.name in branch.moves)
         left = found._near(start, move.fixed(space.family, start))
-        assert all(us(space.strategy(int(c))) >= branch.us for c in left)
-    found._tried = {(s, m.name) for s in found.measured for m in MOVES}
+        assert all(scattered(space.strategy(int(c))) >= branch.us for c in left)
     drawn = found.branches(start, [], np.random.default_rng(0))
     assert len(drawn) == found.limits.branches and not any(of for of, _, _ in drawn)
 
@@ -230,12 +230,9 @@ def test_a_loop_passes_over_what_fails(space: RelationSpace) -> None:
 
 
 def test_a_session_is_a_function_of_its_measurements(space: RelationSpace) -> None:
-    def us(s: Strategy) -> float:
-        return 20.0 + int(s.key[:4], 16) / 4096
-
-    once, again = (played(space, Scripted(us), seed=5) for _ in range(2))
+    once, again = (played(space, Scripted(scattered), seed=5) for _ in range(2))
     assert once[1] == again[1] and once[0].outcomes == again[0].outcomes
-    assert played(space, Scripted(us), seed=6)[1] != once[1]
+    assert played(space, Scripted(scattered), seed=6)[1] != once[1]
 
 
 def test_experience_pools_states_families_and_strength() -> None:
