@@ -194,9 +194,9 @@ class Scripted:
         ("emulator", id, ("wrong",), "", 1),
         ("emulator", id, ("", "wrong"), "", 2),
         ("unchanged", id, ("",), "unchanged", 1),
-        ("emulator", id, ("", "", "wrong", "wrong"), "", 4),
-        ("escaped", id, ("", "", "wrong", ""), "", 4),
-        ("equivalent", id, ("", "", ""), "", 3),
+        ("emulator", id, ("", "", "wrong"), "", 3),
+        ("escaped", id, ("", "", "", "wrong"), "", 4),
+        ("equivalent", id, ("", "", "", ""), "", 4),
         ("crashed", id, ("broken",), "", 1),
     ],
 )
