@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -344,6 +344,47 @@ class Wide:
     lifted: tuple[str, ...] = ()
 
 
+class Definitions(Protocol):
+    """Which definitions a family takes: see `kernels.tensors.Schema`."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def problem(self) -> Callable[[Mapping[str, Any], Mapping[str, int]], Problem]: ...
+
+
+class Space(Protocol):
+    """A family's module of decisions."""
+
+    @property
+    def DECISIONS(self) -> tuple[Decision, ...]: ...
+    @property
+    def RULES(self) -> tuple[Rule, ...]: ...
+    @property
+    def resources(self) -> Callable[[Fields, Problem, Device], Resources]: ...
+
+
+class Model(Protocol):
+    """A family's module of costs."""
+
+    @property
+    def COSTS(self) -> dict[str, Any]: ...
+    @property
+    def demand(self) -> Callable[[Fields, Problem, Device], Demand]: ...
+    @property
+    def features(self) -> Callable[[Problem, Device], dict[str, float]]: ...
+
+
+class Kernels(NamedTuple):
+    """What a family does with a legal strategy: see `Family`."""
+
+    build: Callable[[Problem, Strategy, Device], UOp]
+    trips: Callable[[Problem, Strategy, Device], list[Trip]]
+    launch: Callable[[Problem, Strategy, Device], Launch]
+    trial: Callable[[Problem, Strategy, Device], Trial]
+    trials: Callable[[Problem, Strategy, Device], Trials] = no_trials
+
+
 @dataclass(frozen=True)
 class Family:
     """A kernel family: everything the rest of the system asks of it.
@@ -379,6 +420,30 @@ class Family:
     more: Wide = Wide()
     #: decisions that a strategy need not name, and what it does then
     implied: Mapping[str, Choice] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        definitions: Definitions,
+        op_types: tuple[str, ...],
+        space: Space,
+        model: Model,
+        kernels: Kernels,
+        **more: Any,
+    ) -> Family:
+        """The family of a folder, from its modules; `more`: further fields."""
+        return Family(
+            definitions.family,
+            op_types,
+            space.DECISIONS,
+            space.RULES,
+            definitions.problem,
+            space.resources,
+            model.demand,
+            *kernels,
+            features=model.features,
+            costs=model.COSTS,
+            **more,
+        )
 
     @cached_property
     def wide(self) -> Family:

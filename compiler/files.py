@@ -1,11 +1,16 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and whether what was read is of the types it says."""
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -24,19 +29,40 @@ def write_whole(path: Path, data: bytes | str) -> None:
     Makes the folder. OSError, which names the file, where that cannot be done; then nothing is
     left, and what was at the place before is as it was.
     """
-    with naming(path):
-        _write_whole(path, data)
-
-
-def _write_whole(path: Path, data: bytes | str) -> None:
     payload = data.encode() if isinstance(data, str) else data
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with part.open("wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("wb") as file:
+                file.write(payload)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def typed(made: T) -> T:
+    """A dataclass that was made of JSON; TypeError where a field is not of the type it says."""
+    kind: Any = type(made)
+    for name, hint in _hints(kind).items():
+        if not _matches(value := getattr(made, name), hint):
+            raise TypeError(f"{name} is {value!r}")
+    return made
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _matches(value: object, hint: Any) -> bool:
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind is UnionType:
+        return any(_matches(value, one) for one in inner)
+    if kind in (dict, Mapping):
+        return isinstance(value, dict) and all(_matches(v, inner[1]) for v in value.values())
+    if hint is float:
+        return isinstance(value, int | float)
+    return hint is Any or isinstance(value, kind or hint)

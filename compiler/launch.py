@@ -194,6 +194,18 @@ class Launch:
     dependent: bool = False
     workspace: tuple[Workspace, ...] = ()
 
+    def expressions(self, scalars: bool = True) -> list[Expr]:
+        """Of the whole call, those of scalar parameters among them or not."""
+        found = [w.bytes for w in self.workspace]
+        for step in self.steps:
+            found += step.grid
+            for given in step.params:
+                if isinstance(given, TensorMapParam):
+                    found += [*given.dims, *given.strides]
+                elif isinstance(given, ScalarParam) and scalars:
+                    found.append(given.value)
+        return found
+
     @property
     def steps(self) -> tuple[Launch, ...]:
         """All launches of the call, in order."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.family import Choice
-from ptxflow.compiler.files import write_whole
+from ptxflow.compiler.files import typed, write_whole
 
 FORMAT = 1
 SCREEN, REFINE = "screen", "refine"  # few samples of every strategy; many of the best, together
@@ -102,7 +102,8 @@ class Table:
         for group in ("choices", "columns"):
             fields[group] = {name: _decode(column) for name, column in data[group].items()}
         fields["notes"] = {int(row): text for row, text in data["notes"].items()}
-        table = Table(**fields)
+        table = typed(Table(**fields))
+        hash(tuple(tuple(column) for column in table.choices.values()))  # TypeError: no choices
         lengths = {len(c) for c in (*table.choices.values(), *table.columns.values())}
         if len(lengths) > 1:
             raise MeasurementError(f"columns of {sorted(lengths)} rows")
@@ -190,12 +191,16 @@ def read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         raise MeasurementError(f"{path}: {error}") from None
     for number, line in enumerate(data.split(b"\n")[:-1], 1):
         try:
-            row = json.loads(line)
+            row = json.loads(line, parse_constant=_no_number)
             if not isinstance(row, dict):
                 raise ValueError("not an object")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise MeasurementError(f"{path}, line {number} is not a record: {error}") from None
         yield number, row
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def is_table(row: Mapping[str, Any]) -> bool:
@@ -224,7 +229,7 @@ def _read(path: Path, _changed: int, _size: int) -> tuple[Measurement, ...]:
     for number, row in read_lines(path):
         try:
             found += Table.from_json(row).rows() if is_table(row) else [_of_record(row)]
-        except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise MeasurementError(f"{path}, line {number}: {error!r}") from None
     return tuple(found)
 
@@ -233,7 +238,7 @@ def _of_record(row: Mapping[str, Any]) -> Measurement:
     """A plain record, as `eval` appends them."""
     latency, baselines = row.get("latency_us") or {}, row.get("peers", {})
     gpu, run = _origin(row.get("gpu", {}), row.get("run", {}))
-    return Measurement(
+    return typed(Measurement(
         row["definition"],
         row["axes"],
         row["device"],
@@ -248,7 +253,7 @@ def _of_record(row: Mapping[str, Any]) -> Measurement:
         baselines.get(yardstick(row.get("timing", {}).get("yardstick", ""), baselines)),
         gpu,
         run,
-    )
+    ))  # fmt: skip
 
 
 def by_workload(

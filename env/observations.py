@@ -25,7 +25,7 @@ from ptxflow.env.measurements import (
     load_measurements,
 )
 from ptxflow.env.reward import Reward
-from ptxflow.env.space import StrategySpace
+from ptxflow.env.space import StrategySpace, fields_of
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 
@@ -75,11 +75,7 @@ class Observations:
 
     def fields(self) -> Fields:
         """The choice values [n] of the measured strategies, by decision name."""
-        out, rest = {}, self.codes
-        for decision in reversed(self.family.decisions):
-            rest, digit = np.divmod(rest, len(decision.choices))
-            out[decision.name] = np.array(decision.choices)[digit]
-        return Fields({d.name: out[d.name] for d in self.family.decisions})
+        return fields_of(self.codes, self.family)
 
 
 def observe(

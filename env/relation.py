@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Rule
-from ptxflow.env.space import Codes, EmptySpace, StrategySpace, bound_at, verdict
+from ptxflow.env.space import Codes, EmptySpace, StrategySpace, bound_at, sizes_of, verdict
 
 Ints = NDArray[np.int32]
 LISTED = 3 * 10**5  # strategies up to which spaces are listed where they are used
@@ -145,7 +145,7 @@ class _Diagram:
     def __init__(self, family: Family, problem: Problem, device: Device) -> None:
         self.decisions = family.decisions
         self.names = [d.name for d in family.decisions]
-        self.sizes = tuple(len(d.choices) for d in family.decisions)
+        self.sizes = sizes_of(family)
         self.problem, self.device = problem, device
         self.who = f"{family.name} {problem.definition} on {device.name}"
 

@@ -96,7 +96,7 @@ class StrategySpace(ABC):
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Number of choices of each decision."""
-        return tuple(len(d.choices) for d in self.decisions)
+        return sizes_of(self.family)
 
     @cached_property
     def strides(self) -> Codes:
@@ -110,15 +110,11 @@ class StrategySpace(ABC):
 
     def indices(self, codes: Codes) -> NDArray[np.int64]:
         """[n, F] choice indices of the codes."""
-        digits: NDArray[Any] = codes[:, None] // self.strides[1:] % np.array(self.sizes)
-        return digits.astype(np.int64, copy=False)
+        return digits(codes, self.sizes)
 
     def fields(self, codes: Codes) -> Fields:
         """The choice values of the codes as arrays [n], by decision name."""
-        indices = self.indices(codes)
-        return Fields(
-            {d.name: np.array(d.choices)[indices[:, i]] for i, d in enumerate(self.decisions)}
-        )
+        return fields_of(codes, self.family)
 
     def strategy(self, code: int) -> Strategy:
         """The strategy with this code; ValueError when the code is not in the space."""
@@ -211,7 +207,7 @@ def enumerate_space(family: Family, problem: Problem, device: Device) -> Space:
     ValueError where a rule reads what it does not declare, or the codes do not fit 64 bits.
     """
     names = [d.name for d in family.decisions]
-    sizes = tuple(len(d.choices) for d in family.decisions)
+    sizes = sizes_of(family)
     if math.prod(sizes) >= 2**63:
         raise ValueError(f"the product of {sizes} choices does not fit a 64-bit code")
     prefixes = np.zeros((1, 0), np.int16)
@@ -236,6 +232,14 @@ def enumerate_space(family: Family, problem: Problem, device: Device) -> Space:
                     f"for {dict(problem.axes)}; the last to refuse was: {rule.sentence}"
                 )
     return Space(family, problem, device, prefixes.astype(np.int64) @ strides_of(sizes)[1:])
+
+
+def differing(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.int8]:
+    """[len(a), len(b)] in how many decisions strategies [n, F] of choice indices differ."""
+    out = np.zeros((len(a), len(b)), np.int8)
+    for x, y in zip(a.T, b.T, strict=True):
+        out += x[:, None] != y
+    return out
 
 
 def bound_at(rule: Rule, names: list[str]) -> int:
@@ -266,6 +270,25 @@ def verdict(
             f"rule {rule.sentence!r} reads what it does not declare: {error}"
         ) from None
     return np.broadcast_to(np.asarray(legal, bool), np.broadcast_shapes(*(i.shape for i in taken)))
+
+
+def sizes_of(family: Family) -> tuple[int, ...]:
+    """Number of choices of each decision."""
+    return tuple(len(d.choices) for d in family.decisions)
+
+
+def digits(codes: Codes, sizes: tuple[int, ...]) -> NDArray[np.int64]:
+    """[n, F] choice indices of codes [n]."""
+    found: NDArray[Any] = codes[:, None] // strides_of(sizes)[1:] % np.array(sizes)
+    return found.astype(np.int64, copy=False)
+
+
+def fields_of(codes: Codes, family: Family) -> Fields:
+    """The choice values of codes [n] as arrays [n], by decision name."""
+    rows = digits(codes, sizes_of(family))
+    return Fields(
+        {d.name: np.array(d.choices)[i] for d, i in zip(family.decisions, rows.T, strict=True)}
+    )
 
 
 def strides_of(sizes: tuple[int, ...]) -> Codes:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ptxflow.env.observations import Observations
 from ptxflow.env.reward import TAU, Reward, log_reward
-from ptxflow.env.space import Codes, Space, StrategySpace
+from ptxflow.env.space import Codes, Space, StrategySpace, differing
 from ptxflow.gfn.inference import Policy, log_probs, sample_distinct, with_family
 from ptxflow.gfn.training import TrainConfig, Trainer
 
@@ -206,7 +206,7 @@ def posterior(
     off = measured - prior[places]
     slope = DOUBT * (prior - prior[places].mean())
     common = np.outer(slope[places], slope[places]) + LEVEL**2
-    differ = _differ(seen, seen)
+    differ = differing(seen, seen)
     fits = [_fit(scale, shared, differ, common, off) for scale, shared in product(SCALES, SHARED)]
     _, scale, shared, factor = max(fits, key=lambda fit: fit[0])
     weights = np.linalg.solve(factor.T, np.linalg.solve(factor, off))
@@ -214,7 +214,7 @@ def posterior(
     step = max(1, CHUNK // len(places))
     for start in range(0, len(prior), step):
         part = slice(start, start + step)
-        kernel = scale**2 * shared ** _differ(choices[part], seen)
+        kernel = scale**2 * shared ** differing(choices[part], seen)
         kernel = kernel + np.outer(slope[part], slope[places]) + LEVEL**2
         mean[part] += kernel @ weights
         explained = np.square(np.linalg.solve(factor, kernel.T)).sum(0)
@@ -223,16 +223,8 @@ def posterior(
     return mean, std
 
 
-def _differ(a: Indices, b: Indices) -> NDArray[np.int64]:
-    """[len(a), len(b)] the number of decisions on which strategies differ."""
-    out = np.zeros((len(a), len(b)), np.int64)
-    for x, y in zip(a.T, b.T, strict=True):
-        out += x[:, None] != y
-    return out
-
-
 def _fit(
-    scale: float, shared: float, differ: NDArray[np.int64], common: Array, off: Array
+    scale: float, shared: float, differ: NDArray[np.int8], common: Array, off: Array
 ) -> tuple[float, float, float, Array]:
     """Log likelihood of the measurements under a scale and reach, these two, and the Cholesky
     factor of the covariance."""

@@ -36,7 +36,6 @@ COMMANDS = {
         "verify-real": ("eval.verify.real", "a real row of each family in the emulator"),
         "plants": ("eval.verify.plants", "mutants that no trial kills, on the GPU at real sizes"),
         "mcp": ("eval.agents.server", "a server for coding agents: all of this as tools"),
-        "legality": ("eval.sample.legality", "whether policies ever leave the rules"),
     },
     "measure, on a GPU": {
         "campaign": ("eval.bench.campaign", "check and time strategies beside libraries"),
@@ -44,6 +43,7 @@ COMMANDS = {
         "policy-draws": ("eval.sample.draws", "what a policy would try, for a campaign"),
         "harness": ("eval.sample.harness", "flashinfer-bench on Solutions and libraries"),
         "faults": ("eval.bench.faults", "a campaign on a simulated cluster while things go wrong"),
+        "cache": ("eval.bench.kept", "what was compiled and proven before: size, clearing"),
         "agree": ("eval.verify.agreement", "the emulator against the hardware"),
     },
     "judge": {

@@ -8,7 +8,7 @@ whose columns alternate.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import ALIKE, each, pieces
+from ptxflow.compiler.atoms.threads import ALIKE, each, pieces, widened
 from ptxflow.compiler.ir import UOp
 
 SIGN = 0x80000000
@@ -129,25 +129,13 @@ instruction(
 
 
 def _rest_text(use: UOp, text: dict[str, str]) -> str:
-    lines, sources, dtype = list[str](), iter(pieces(text["src"])), use.arg.attr("dtype")
-    for dst, packed in zip(pieces(text["dst"]), pieces(text["packed"]), strict=True):
-        low, high = next(sources), next(sources)
-        if dtype == "bf16":
-            lines += [f"shl.b32 %ra, {packed}, 16;", f"and.b32 %rb, {packed}, 0xFFFF0000;"]
-        else:
-            lines += [
-                f"cvt.u16.u32 %rh, {packed};",
-                "cvt.f32.f16 %ra, %rh;",
-                f"shr.u32 %rb, {packed}, 16;",
-                "cvt.u16.u32 %rh, %rb;",
-                "cvt.f32.f16 %rb, %rh;",
-            ]
-        lines += [
-            f"sub.rn.f32 %ra, {low}, %ra;",
-            f"sub.rn.f32 %rb, {high}, %rb;",
-            f"cvt.rn.{dtype}x2.f32 {dst}, %rb, %ra;",
-        ]
-    return "\n".join(lines)
+    lines = (
+        widened(use.arg.attr("dtype"), "{packed}", "%ra", "%rb", "%rb"),
+        "sub.rn.f32 %ra, {src[0]}, %ra;",
+        "sub.rn.f32 %rb, {src[1]}, %rb;",
+        "cvt.rn.{dtype}x2.f32 {dst}, %rb, %ra;",
+    )
+    return each("\n".join(lines))(use, text)
 
 
 instruction(

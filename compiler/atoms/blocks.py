@@ -7,7 +7,6 @@ e4m3 is the only float8 type here. A register holds four of its values, the lowe
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.common import _ISA_TMA, _TMA_RULES
-from ptxflow.compiler.atoms.reductions import ALL_LANES
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import each, pieces, scoped
 from ptxflow.compiler.ir import UOp
@@ -105,22 +104,15 @@ instruction(
 )
 
 
-def _across_text(use: UOp, text: dict[str, str]) -> str:
-    lanes = use.arg.attr("lanes")
-    lines = [f"and.b32 %_high, %lane, {lanes};", "setp.ne.u32 %_p, %_high, 0;"]
-    for d, s in zip(pieces(text["dst"]), pieces(text["src"]), strict=True):
-        lines += [
-            f"shfl.sync.bfly.b32 %_o, {s}, {lanes}, 31, {ALL_LANES};",
-            f"selp.f32 %_g, {s}, %_o, %_p;",
-            f"selp.f32 %_o, %_o, {s}, %_p;",
-            *_gated("%_o", "%_g", d),
-        ]
-    return scoped("f32 o g e, b32 high, pred p", lines)
-
-
 instruction(
     "gate_across(dst: frag*n w, src: frag*n r) warp",
-    _across_text,
+    each(
+        "shfl.sync.bfly.b32 %_o, {src}, {lanes}, 31, 0xFFFFFFFF;\n"
+        "selp.f32 %_g, {src}, %_o, %_p;\n"
+        "selp.f32 %_o, %_o, {src}, %_p;\n" + "\n".join(_gated("%_o", "%_g", "{dst}")),
+        temps="f32 o g e, b32 high, pred p",
+        begin="and.b32 %_high, %lane, {lanes};\nsetp.ne.u32 %_p, %_high, 0;",
+    ),
     "9.7.9.6 shfl.sync.bfly, 9.7.3 ex2, rcp: x g / (1 + e^-g); of two lanes that are `lanes` "
     "apart the upper one has the gate g, and both get the result",
     sass=("ex2.approx", "shfl.sync.bfly"),
@@ -145,50 +137,31 @@ instruction(
 )
 
 
-def _pack_text(use: UOp, text: dict[str, str]) -> str:
-    src = pieces(text["src"])
-    lines = []
-    for i, d in enumerate(pieces(text["dst"])):
-        a, b, c, e = src[4 * i : 4 * i + 4]
-        lines += [
-            f"cvt.rn.satfinite.e4m3x2.f32 %_low, {b}, {a};",
-            f"cvt.rn.satfinite.e4m3x2.f32 %_high, {e}, {c};",
-            f"mov.b32 {d}, {{%_low, %_high}};",
-        ]
-    return scoped("b16 low high", lines)
-
-
 instruction(
     "pack_fp8(dst: frag*n w, src: frag*4n r)",
-    _pack_text,
+    each(
+        "cvt.rn.satfinite.e4m3x2.f32 %_low, {src[1]}, {src[0]};\n"
+        "cvt.rn.satfinite.e4m3x2.f32 %_high, {src[3]}, {src[2]};\n"
+        "mov.b32 {dst}, {{%_low, %_high}};",
+        temps="b16 low high",
+    ),
     "9.7.9.22 cvt to e4m3, to nearest even, 448 at the most; four values to a register",
     sass=("cvt to fp8",),
 )
 
 
-def _exchange_text(use: UOp, text: dict[str, str]) -> str:
-    dst, src = pieces(text["dst"]), pieces(text["src"])
-    lines = [
-        "and.b32 %_odd, %lane, 1;",
-        "setp.ne.u32 %_p, %_odd, 0;",
-        "selp.b32 %_low, 0x1054, 0x5410, %_p;",
-        "selp.b32 %_high, 0x3276, 0x7632, %_p;",
-    ]
-    for i in range(0, len(src), 2):
-        even, odd = src[i], src[i + 1]
-        lines += [
-            f"selp.b32 %_own, {odd}, {even}, %_p;",
-            f"selp.b32 %_away, {even}, {odd}, %_p;",
-            f"shfl.sync.bfly.b32 %_away, %_away, 1, 31, {ALL_LANES};",
-            f"prmt.b32 {dst[i]}, %_own, %_away, %_low;",
-            f"prmt.b32 {dst[i + 1]}, %_own, %_away, %_high;",
-        ]
-    return scoped("b32 odd low high own away, pred p", lines)
-
-
 instruction(
     "exchange_pairs(dst: frag*2n w, src: frag*2n r) warp",
-    _exchange_text,
+    each(
+        "selp.b32 %_own, {src[1]}, {src[0]}, %_p;\n"
+        "selp.b32 %_away, {src[0]}, {src[1]}, %_p;\n"
+        "shfl.sync.bfly.b32 %_away, %_away, 1, 31, 0xFFFFFFFF;\n"
+        "prmt.b32 {dst[0]}, %_own, %_away, %_low;\n"
+        "prmt.b32 {dst[1]}, %_own, %_away, %_high;",
+        temps="b32 odd low high own away, pred p",
+        begin="and.b32 %_odd, %lane, 1;\nsetp.ne.u32 %_p, %_odd, 0;\n"
+        "selp.b32 %_low, 0x1054, 0x5410, %_p;\nselp.b32 %_high, 0x3276, 0x7632, %_p;",
+    ),
     "9.7.9.6 shfl.sync.bfly, 9.7.9.7 prmt: of accumulator columns 8j and up a lane has bytes "
     "2(l%4) and the next of two rows. Of each two such groups it gets four bytes in a row of "
     "one: group l&1, from column 4(l%4/2) on, of the first row and of the second",

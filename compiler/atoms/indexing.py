@@ -19,7 +19,7 @@ from ptxflow.compiler.atoms.reductions import (
     skip_unless_any,
 )
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import each, pieces, scoped
+from ptxflow.compiler.atoms.threads import each, pieces, scoped, written
 from ptxflow.compiler.ir import UOp
 
 POSITION_BITS = 20  # of a token in its row
@@ -66,7 +66,7 @@ def _sort_key_text(use: UOp, text: dict[str, str]) -> str:
         "xor.b32 {dst}, {dst}, %_s;",
         *(() if text["inside"] == "1" else ("selp.b32 {dst}, {dst}, 0, {inside};",)),
     )
-    return scoped("b32 s", [each("\n".join(lines))(use, text)])
+    return each("\n".join(lines), temps="b32 s")(use, text)
 
 
 instruction(
@@ -271,41 +271,30 @@ instruction(
 )
 
 
-def _outrank_text(use: UOp, text: dict[str, str]) -> str:
-    low, high = pieces(text["own"])
-    others, lines = pieces(text["others"]), [f"mov.b64 %_own, {{{low}, {high}}};"]
-    for first in range(0, len(others), 2):
-        lines += [
-            f"mov.b64 %_other, {{{others[first]}, {others[first + 1]}}};",
-            "setp.gt.u64 %_p, %_other, %_own;",
-            f"@%_p add.u32 {text['rank']}, {text['rank']}, 1;",
-        ]
-    return scoped("b64 own other, pred p", lines)
-
-
 instruction(
     "outrank(rank: frag*1 rw, own: frag*2 r, others: frag*2n r)",
-    _outrank_text,
+    each(
+        "mov.b64 %_other, {{{others[0]}, {others[1]}}};\n"
+        "setp.gt.u64 %_p, %_other, %_own;\n"
+        "@%_p add.u32 {rank}, {rank}, 1;",
+        temps="b64 own other, pred p",
+        begin="mov.b64 %_own, {{{own[0]}, {own[1]}}};",
+    ),
     "9.7.6 setp: adds the number of other entries that are greater",
 )
 
 
-def _keep_text(use: UOp, text: dict[str, str]) -> str:
-    own, other = pieces(text["own"]), pieces(text["other"])
-    lines = [
-        f"mov.b64 %_own, {{{own[0]}, {own[1]}}};",
-        f"mov.b64 %_other, {{{other[0]}, {other[1]}}};",
-        "setp.gt.u64 %_p, %_own, %_other;",
-        f"xor.pred %_p, %_p, {text['inside']};",
-    ]
-    for dst, x, y in zip(pieces(text["dst"]), own, other, strict=True):
-        lines.append(f"selp.b32 {dst}, {y}, {x}, %_p;")
-    return scoped("b64 own other, pred p", lines)
-
-
 instruction(
     "keep_entry(dst: frag*2 w, own other: frag*2 r, inside: value)",
-    _keep_text,
+    written(
+        "b64 own other, pred p",
+        "mov.b64 %_own, {{{own[0]}, {own[1]}}};",
+        "mov.b64 %_other, {{{other[0]}, {other[1]}}};",
+        "setp.gt.u64 %_p, %_own, %_other;",
+        "xor.pred %_p, %_p, {inside};",
+        "selp.b32 {dst[0]}, {other[0]}, {own[0]}, %_p;",
+        "selp.b32 {dst[1]}, {other[1]}, {own[1]}, %_p;",
+    ),
     "9.7.6 setp: the greater of two entries where a condition holds, else the lesser",
 )
 instruction(

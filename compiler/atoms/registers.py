@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import written
+from ptxflow.compiler.atoms.threads import each, written
 from ptxflow.compiler.ir import UOp
 
 instruction(
@@ -18,14 +18,6 @@ instruction(
         ),
     ),
 )
-
-
-def _pack_text(use: UOp, text: dict[str, str]) -> str:
-    dst, src = text["dst"].split(", "), text["src"].split(", ")
-    dtype = use.arg.attr("dtype")
-    return "\n".join(
-        f"cvt.rn.{dtype}x2.f32 {d}, {src[2 * i + 1]}, {src[2 * i]};" for i, d in enumerate(dst)
-    )
 
 
 def _mov_text(use: UOp, text: dict[str, str]) -> str:
@@ -51,7 +43,7 @@ instruction(
 instruction("popc(dst: frag*1 w, src: frag*1 r)", "popc.b32 {dst}, {src};", "9.7.1 popc")
 instruction(
     "pack(dst: frag*n w, src: frag*2n r)",
-    _pack_text,
+    each("cvt.rn.{dtype}x2.f32 {dst}, {src[1]}, {src[0]};"),
     "9.7.9.22 cvt: the first source goes to the upper half",
 )
 instruction(

@@ -41,7 +41,7 @@ class Lanes(Enum):
     ANY = 3
 
 
-GENERIC, ASYNC, TENSOR = "generic", "async", "tensor"
+GENERIC = "generic"
 READ_ONLY = "read-only"  # reads of tensors that the kernel never writes: nothing need order them
 BOTH = ("sm_90a", "sm_100a")
 

@@ -86,22 +86,31 @@ def written(temps: str, *lines: str) -> Text:
     return write
 
 
-def each(text: str, rows: str = "", picked: str = "") -> Text:
+def each(text: str, rows: str = "", picked: str = "", temps: str = "", begin: str = "") -> Text:
     """The text once for each register, with the operands and attributes that it names in step, and
-    those of fewer registers in turn. `rows`: an operand of two, one for each of a lane's rows of a
-    fragment; `picked`: one of whose registers the attribute `order` names some, in turn."""
-    names = {name for _, name, _, _ in Formatter().parse(text) if name}
+    those of fewer registers in turn; `{src[0]}` and `{src[1]}` are the next two. `rows`: an operand
+    of two, one for each of a lane's rows of a fragment; `picked`: one of whose registers the
+    attribute `order` names some, in turn. `temps` are registers of its own, see `scoped`, and
+    `begin` comes before all."""
+    wide = dict[str, int]()  # registers of an operand that go together
+    for _, field, _, _ in Formatter().parse(text):
+        name, _, index = (field or "").rstrip("]").partition("[")
+        wide |= {name: max(wide.get(name, 1), int(index or 0) + 1)} if name else {}
 
     def write(use: UOp, operands: dict[str, str]) -> str:
         named, order = _Named(use, operands), use.arg.attr("order")
-        held = {n: pieces(x) if isinstance(x := named[n], str) else [x] for n in names}
+        held = {n: pieces(x) if isinstance(x := named[n], str) else [x] for n in wide}
 
         def of(name: str, i: int) -> Any:
+            if (n := wide[name]) > 1:
+                return _Registers(", ".join(held[name][n * i : n * (i + 1)]))
             at = i >> 1 & 1 if name == rows else order[i % len(order)] if name == picked else i
             return held[name][at % len(held[name])]
 
-        count = max(len(x) for n, x in held.items() if n != picked)
-        return "\n".join(text.format_map({n: of(n, i) for n in names}) for i in range(count))
+        count = max(len(x) // wide[n] for n, x in held.items() if n != picked)
+        lines = [text.format_map({n: of(n, i) for n in wide}) for i in range(count)]
+        lines = [begin.format_map(named), *lines] if begin else lines
+        return scoped(temps, lines) if temps else "\n".join(lines)
 
     return write
 
@@ -159,26 +168,21 @@ instruction(
 )
 
 
-def _unpack_text(use: UOp, text: dict[str, str]) -> str:
-    low_high = iter(pieces(text["dst"]))
-    lines = []
-    for source, low, high in zip(pieces(text["src"]), low_high, low_high, strict=True):
-        if use.arg.attr("dtype") == "bf16":
-            lines += [f"shl.b32 {low}, {source}, 16;", f"and.b32 {high}, {source}, 0xFFFF0000;"]
-        else:
-            lines += [
-                f"cvt.u16.u32 %rh, {source};",
-                f"cvt.f32.f16 {low}, %rh;",
-                f"shr.u32 %ra, {source}, 16;",
-                "cvt.u16.u32 %rh, %ra;",
-                f"cvt.f32.f16 {high}, %rh;",
-            ]
-    return "\n".join(lines)
+def widened(dtype: str, source: str, low: str, high: str, temp: str) -> str:
+    """Both halves of a register to float32, exactly."""
+    if dtype == "bf16":
+        return f"shl.b32 {low}, {source}, 16;\nand.b32 {high}, {source}, 0xFFFF0000;"
+    return (
+        f"cvt.u16.u32 %rh, {source};\ncvt.f32.f16 {low}, %rh;\n"
+        f"shr.u32 {temp}, {source}, 16;\ncvt.u16.u32 %rh, {temp};\ncvt.f32.f16 {high}, %rh;"
+    )
 
 
 instruction(
     "unpack(dst: frag*2n w, src: frag*n r)",
-    _unpack_text,
+    lambda use, text: each(widened(use.arg.attr("dtype"), "{src}", "{dst[0]}", "{dst[1]}", "%ra"))(
+        use, text
+    ),
     "9.7.9.22 cvt: 16-bit pairs to float32, exactly; lower half first; last: not read again",
 )
 

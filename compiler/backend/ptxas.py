@@ -13,8 +13,6 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,16 +201,11 @@ def _refusal(log: str, ptx: str, arch: str, known: str, code: int) -> PtxasError
     return PtxasError(f"{who}: line {number}: {message}: `{quoted}`{others}", number)
 
 
-def check(assembly: Assembly, allow_spills: bool = False) -> list[str]:
-    """Complaints about a kernel that assembled: notes, warnings, spills, stack. Empty means good.
-
-    `allow_spills` is for strategies that are marked as trying them; notes count all the same.
-    """
+def check(assembly: Assembly) -> list[str]:
+    """Complaints about a kernel that assembled: notes, warnings, spills, stack; empty is good."""
     out = [f"{note.code}: {note.text}" for note in assembly.notes]
     out += [f"warning: {text}" for text in assembly.warnings]
     usage = assembly.usage
-    if allow_spills:
-        return out
     if usage.spill_stores or usage.spill_loads:
         out.append(
             f"registers spill to local memory: {usage.spill_stores} bytes of stores, "
@@ -221,32 +214,6 @@ def check(assembly: Assembly, allow_spills: bool = False) -> list[str]:
     if usage.stack:
         out.append(f"local memory: a stack frame of {usage.stack} bytes")
     return out
-
-
-Assemble = Callable[..., Assembly]
-
-
-def assemble_many(
-    jobs: Iterable[tuple[str, str]],
-    workers: int | None = None,
-    *,
-    assemble: Assemble = assemble,
-    timeout: float = TIMEOUT,
-) -> list[Assembly | PtxasError]:
-    """Assemble (ptx, arch) pairs in `workers` parallel processes (default: one per core).
-
-    Results are in the order of the jobs; a refusal is returned in its place. ToolMissing is raised.
-    """
-    executable()
-
-    def one(job: tuple[str, str]) -> Assembly | PtxasError:
-        try:
-            return assemble(job[0], job[1], timeout=timeout)
-        except PtxasError as error:
-            return error
-
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        return list(pool.map(one, jobs))
 
 
 def report_json(assembly: Assembly) -> dict[str, Any]:

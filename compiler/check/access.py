@@ -169,8 +169,10 @@ class Accesses(Contents):
             agent.refuse(f"the cluster has no CTA {cta}", "a rank of the cluster")
         return cta
 
-    def _masked(self, agent: Agent, mask: int) -> list[int]:
-        """The CTAs of a multicast mask."""
+    def _masked(self, agent: Agent, mask: int | None) -> list[int]:
+        """The CTAs of a multicast mask; the warp's own where there is none."""
+        if not mask:
+            return [agent.cta]
         if mask >> self.info.cluster:
             agent.refuse(
                 f"mask {mask:#b} names CTAs outside the cluster of {self.info.cluster}",

@@ -17,7 +17,6 @@ from ptxflow.compiler.check.reach import Threads, reads_special
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import KernelInfo, Op, UOp, kernels_of, show, walk
 from ptxflow.compiler.launch import (
-    Expr,
     InputParam,
     Launch,
     Param,
@@ -79,23 +78,11 @@ def _refuse(where: str, what: str, fix: str) -> None:
 # -- expressions ----------------------------------------------------------------------------------
 
 
-def _expressions(launch: Launch, scalars: bool = True) -> list[Expr]:
-    found = [w.bytes for w in launch.workspace]
-    for step in launch.steps:
-        found += step.grid
-        for given in step.params:
-            if isinstance(given, TensorMapParam):
-                found += [*given.dims, *given.strides]
-            elif isinstance(given, ScalarParam) and scalars:
-                found.append(given.value)
-    return found
-
-
 def _samples(launch: Launch) -> tuple[Axes, Axes]:
     """All axes that the launch names: at sizes that fill tiles, and at primes."""
     names = {
         node.id
-        for text in _expressions(launch)
+        for text in launch.expressions()
         for node in ast.walk(ast.parse(text, mode="eval"))
         if isinstance(node, ast.Name) and node.id not in ("min", "max")
     }
@@ -189,7 +176,7 @@ def _check_parameters(kernel: UOp, step: Launch) -> None:
 def _check_scalars(launch: Launch, axes: Axes) -> None:
     """One named as an axis is that axis; another is what a grid, a map or the workspace counts by,
     so that two places must agree on it."""
-    counted = " ".join(_expressions(launch, scalars=False))
+    counted = " ".join(launch.expressions(scalars=False))
     for step in launch.steps:
         for given in step.params:
             if not isinstance(given, ScalarParam):

@@ -108,28 +108,22 @@ class Synchronisation(Accesses):
         bar.settle()
 
     def _do_tma_load(self, agent: Agent, node: UOp, lanes: int) -> None:
-        row = atom(node.arg.atom)
-        operand = row.operand(node, "bar")
-        mask = node.arg.attr("mask") or 0
-        targets = self._masked(agent, mask) if mask else [agent.cta]
         columns, rows = node.arg.attr("box")
-        size = columns * rows * node.arg.attr("element")
-        for cta in targets:
+        self._load(agent, node, columns * rows * node.arg.attr("element"))
+
+    def _do_bulk_load(self, agent: Agent, node: UOp, lanes: int) -> None:
+        self._load(agent, node, node.arg.attr("bytes"))
+
+    def _load(self, agent: Agent, node: UOp, size: int) -> None:
+        """Bytes into CTAs, counted on a barrier of each when they have landed."""
+        operand = atom(node.arg.atom).operand(node, "bar")
+        for cta in self._masked(agent, node.arg.attr("mask")):
             bits = agent.open.pop(f"tma {cta}").local
             leader = cta & ~1 if node.arg.attr("leader") else cta
             bar = self._barrier(agent, operand, leader, fenced=True)
             seen = agent.known() & self.observations  # before it was issued
             message = Message(bits | seen, bits | seen, bits | seen)
             self._later(partial(self._complete, bar, size, message))
-
-    def _do_bulk_load(self, agent: Agent, node: UOp, lanes: int) -> None:
-        """A run of bytes into this CTA, counted on its barrier when it has landed."""
-        bits = agent.open.pop(f"tma {agent.cta}").local
-        operand = atom(node.arg.atom).operand(node, "bar")
-        bar = self._barrier(agent, operand, agent.cta, fenced=True)
-        seen = agent.known() & self.observations
-        message = Message(bits | seen, bits | seen, bits | seen)
-        self._later(partial(self._complete, bar, node.arg.attr("bytes"), message))
 
     def _do_st_async(self, agent: Agent, node: UOp, lanes: int) -> None:
         """Each lane's bytes complete on a barrier beside them; whoever waits there at cluster scope
@@ -173,9 +167,7 @@ class Synchronisation(Accesses):
         seen = agent.known() & self.observations
         complete = done.local | done.after | seen
         released = complete | k.tensor_released | k.tensor_seen
-        mask = node.arg.attr("mask")
-        targets = self._masked(agent, mask) if mask else [agent.cta]
-        for cta in targets:
+        for cta in self._masked(agent, node.arg.attr("mask")):
             message = Message(complete, complete, released)
             bit = self._event(agent, node)  # the arrival, which must find the CTA there
             self.foreign[cta] |= bit

@@ -34,11 +34,15 @@ def _global(w: Warp, at: int, size: int) -> tuple[Array, bulk.Bytes]:
     return view, (buffer.shadow, chunks - (buffer.base >> 4), None)
 
 
-def _operation(line: Line, how: str, kind: str) -> None:
-    if kind not in bulk.OPERATIONS[how]:
+def _operation(line: Line, how: str | None, kind: str | None) -> bool:
+    """Whether it reduces, as it names an operation and a type, which must go together."""
+    if bool(how) != line.ins.opcode.startswith("cp.reduce"):
+        raise line.refuse("a reduction names its operation and type, a copy does not")
+    if how and kind not in bulk.OPERATIONS[how]:
         raise line.refuse(f"{how} has the types {', '.join(bulk.OPERATIONS[how])}")
     if how == "add" and kind in ("f16", "bf16") and ".noftz" not in line.ins.opcode:
         raise line.refuse(f"add.{kind} needs .noftz")
+    return bool(how)
 
 
 @operation(
@@ -69,12 +73,8 @@ def copy_to_peer(line: Line) -> Step:
     """Own shared memory to a CTA of the cluster: the source is read when it lands."""
     line.count(4)
     how, kind = line.match[1], line.match[2]
-    if bool(how) != line.ins.opcode.startswith("cp.reduce"):
-        raise line.refuse("a reduction names its operation and type, a copy does not")
-    if how:
-        _operation(line, how, kind)
-        if kind not in ("u32", "s32", "u64", "b32", "b64"):
-            raise line.refuse("reduces integers in shared memory")
+    if _operation(line, how, kind) and kind not in ("u32", "s32", "u64", "b32", "b64"):
+        raise line.refuse("reduces integers in shared memory")
     combine = partial(bulk.reduced, how, kind) if how else None
 
     def one(w: Warp, _: int, at: int, origin: int, size: int, bar: int) -> None:
@@ -102,10 +102,7 @@ def _own(w: Warp, at: int, size: int) -> Array:
 def store(line: Line) -> Step:
     line.count(3 + bool(line.match[1]))
     how, kind = line.match[2], line.match[3]
-    if bool(how) != line.ins.opcode.startswith("cp.reduce"):
-        raise line.refuse("a reduction names its operation and type, a copy does not")
-    if how:
-        _operation(line, how, kind)
+    _operation(line, how, kind)
 
     def one(w: Warp, lane: int, to: int, at: int, size: int) -> None:
         view, writes = _global(w, to, size)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 from ptxflow.compiler.family import Problem, bind_axis
@@ -17,6 +17,7 @@ Axes = Mapping[str, int]
 #: of axes, and of which inputs there are
 Refusals = Callable[[Axes, Collection[str]], Iterator[str]]
 Work = Callable[[Axes, Collection[str]], tuple[float, float]]
+Constants = tuple[tuple[str, float], ...]
 
 _LINE = re.compile(
     r"(?P<out>-> )?(?P<names>[\w, ]+?)(?P<left>\?)?(?: \[(?P<axes>.*)\])?(?: (?P<dtype>\w+))?"
@@ -33,6 +34,20 @@ class Tensor(NamedTuple):
     optional: bool
 
 
+@cache
+def parsed(text: str) -> tuple[Tensor, ...]:
+    """The tensors of a table: see `Schema`. Raises ValueError for a line that names none."""
+    out = []
+    for line in text.strip().splitlines():
+        if not (found := _LINE.fullmatch(line)):
+            raise ValueError(f"no tensors in {line!r}")
+        axes, section = found["axes"], "outputs" if found["out"] else "inputs"
+        shape = None if axes is None else axes.split(", ")
+        for name in found["names"].split(", "):
+            out.append(Tensor(section, name, shape, found["dtype"], bool(found["left"])))
+    return tuple(out)
+
+
 @dataclass(frozen=True)
 class Schema:
     """The definitions of a family, and their problems.
@@ -42,7 +57,9 @@ class Schema:
     share, or that of the problem (`dtype`). Outputs are behind an arrow. `what` and `sharing` are
     words of messages: what such a definition is of, and which tensors share the dtype. `refused`
     has a sentence for each limit that axes exceed, `work` the compulsory FLOP and bytes; both are
-    told which inputs there are. `axes` are those that the problem has, if not all.
+    told which inputs there are. `axes` are those that the problem has, if not all; `instead` has
+    other tensors for definitions with an input of that name; `constants` tells what else a
+    definition fixes.
     """
 
     family: str
@@ -53,18 +70,8 @@ class Schema:
     sharing: str = "its tensors"
     dtype: str = ""
     axes: tuple[str, ...] = ()
-
-    @cached_property
-    def _tensors(self) -> list[Tensor]:
-        out = []
-        for line in self.tensors.strip().splitlines():
-            if not (found := _LINE.fullmatch(line.strip())):
-                raise ValueError(f"{self.family}: no tensors in {line!r}")
-            axes, section = found["axes"], "outputs" if found["out"] else "inputs"
-            shape = None if axes is None else axes.split(", ")
-            for name in found["names"].split(", "):
-                out.append(Tensor(section, name, shape, found["dtype"], bool(found["left"])))
-        return out
+    instead: Mapping[str, str] = field(default_factory=dict)
+    constants: Callable[[Mapping[str, Any]], Constants] = lambda definition: ()
 
     def problem(self, definition: Mapping[str, Any], given: Mapping[str, int]) -> Problem:
         """The problem of a definition (FlashInfer-Bench schema) with its variable axes bound.
@@ -77,7 +84,8 @@ class Schema:
         if unknown := sorted(set(given) - set(definition["axes"])):
             known = ", ".join(definition["axes"])
             raise ValueError(f"{name}: no axis {', '.join(unknown)}; there are {known}")
-        there = [t for t in self._tensors if not t.optional or t.name in inputs]
+        table = next((t for n, t in self.instead.items() if n in inputs), self.tensors)
+        there = [t for t in parsed(table) if not t.optional or t.name in inputs]
         dtype = self._dtype(name, definition, there)
         names = dict.fromkeys(axis for t in there for axis in t.axes or ())
         bound = {axis: bind_axis(name, axis, definition["axes"], given) for axis in names}
@@ -85,7 +93,8 @@ class Schema:
             raise ValueError(f"{name}: {sentence}")
         axes = tuple((axis, bound[axis]) for axis in self.axes or bound)
         flops, moved = map(float, self.work(bound, inputs))
-        return Problem(self.family, name, axes, dtype, flops, moved)
+        constants = self.constants(definition)
+        return Problem(self.family, name, axes, dtype, flops, moved, constants)
 
     def _dtype(self, name: str, definition: Mapping[str, Any], there: list[Tensor]) -> str:
         shared = set()

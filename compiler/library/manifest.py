@@ -248,7 +248,10 @@ def _check(manifest: Manifest) -> None:
     cells = math.prod(len(a.bounds) for a in manifest.dispatch.axes)
     if cells != len(manifest.dispatch.cells) or not 1 <= cells <= CELLS:
         raise fail(f"dispatch has {len(manifest.dispatch.cells)} cells for a grid of {cells}")
-    known = manifest.definition.get("axes", {})
+    known, name = (manifest.definition.get(key, {}) for key in ("axes", "name"))
+    held = isinstance(known, dict) and all(isinstance(a, dict) for a in known.values())
+    if not held or not isinstance(name, str):
+        raise fail("the definition has no name or axes of its own")
     variable = [n for n, a in known.items() if a.get("type") == "var"]
     for axis in manifest.dispatch.axes:
         if list(axis.bounds) != sorted(set(axis.bounds)):
@@ -267,25 +270,13 @@ def _check(manifest: Manifest) -> None:
             raise fail(f"{file.name}: {file.size} bytes; a file has 1 to {FILE_BYTES}")
     sizes = {n: a.get("value") or manifest.ranges.get(n, (1, 1))[0] for n, a in known.items()}
     for member in manifest.members:
-        for expr in _expressions(member.launch):
+        for expr in member.launch.expressions():
             try:
                 if len(expr) > _EXPRESSION:
                     raise ValueError(f"launch expression of {len(expr)} characters")
                 evaluate(expr, sizes)
             except (ValueError, TypeError, SyntaxError, ZeroDivisionError, RecursionError) as error:
                 raise fail(f"member {member.key}: {str(error) or type(error).__name__}") from None
-
-
-def _expressions(launch: Launch) -> list[str]:
-    found = [w.bytes for w in launch.workspace]
-    for step in launch.steps:
-        found += step.grid
-        for p in step.params:
-            if p.kind == "tensor_map":
-                found += (*p.dims, *p.strides)  # type: ignore[union-attr]
-            elif p.kind == "scalar":
-                found.append(p.value)  # type: ignore[union-attr]
-    return found
 
 
 def write_library(folder: Path, manifest: Manifest, files: Mapping[str, bytes]) -> None:

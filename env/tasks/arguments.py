@@ -136,7 +136,7 @@ def read_strategies(path: Path) -> list[tuple[Definition, dict[str, int], Strate
         data = json.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     rows = data.get("kernels", [data]) if isinstance(data, dict) else data
     if not isinstance(rows, list) or not rows:

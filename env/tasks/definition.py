@@ -210,6 +210,8 @@ def load(name: str | os.PathLike[str]) -> Definition:
     DefinitionError with near names for an unknown one, with line and column where a file is not
     JSON, and with the key that is wrong.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise DefinitionError(f"a definition is a name or a path, not {name!r}")
     text = os.fspath(name)
     is_path = not isinstance(name, str) or text.endswith(".json") or os.sep in text
     if not is_path:

@@ -10,8 +10,6 @@ kernels are shorter than the calls, and the device is waited for between rounds.
 
 from __future__ import annotations
 
-import argparse
-import ctypes
 import importlib
 import statistics
 import sys
@@ -25,21 +23,13 @@ from typing import Any
 import torch
 
 from ptxflow.command import Parser, reports
-from ptxflow.compiler.backend.runtime import (
-    TENSOR_MAP_BYTES,
-    Driver,
-    RuntimeUnavailable,
-    encode_tensor_map,
-    gpu_info,
-    require_gpu,
-)
+from ptxflow.compiler.backend.runtime import RuntimeUnavailable, gpu_info, require_gpu
 from ptxflow.compiler.compilation import CompiledKernel, compile_kernel
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.launch import TensorMapParam
 from ptxflow.compiler.library.call import LAUNCHERS, Kernel, load
 from ptxflow.compiler.library.manifest import write_library
 from ptxflow.compiler.library.member import single
-from ptxflow.compiler.library.plan import address_word
 from ptxflow.env.tasks.definition import Definition
 from ptxflow.env.tasks.definition import load as definition_of
 from ptxflow.eval.bench.candidates import sample_workload
@@ -217,73 +207,9 @@ def run_row(row: Row, device: Device, rounds: int, folder: Path) -> str:
     return f"{row.definition} {axes}, {compiled.strategy.key}: {notes}\n{table}\n"
 
 
-def map_costs(driver: Driver, address: int) -> str:
-    """What renewing a tensor map's address costs, in three ways, and where the encoder puts it."""
-    param = TensorMapParam("A", "float16", ("4096", "64"), ("8192",), (64, 64), 128)
-    maps, held = [], []
-    for a in (address, address + 4096):
-        storage, start = encode_tensor_map(driver, param, a, {})
-        held.append(storage)
-        maps.append(ctypes.string_at(start, TENSOR_MAP_BYTES))
-    word = address_word(maps, (address, address + 4096))
-    place = ctypes.c_uint64.from_address(start + (word or 0))
-
-    def write() -> None:
-        place.value = address
-
-    ways = {
-        "encoded anew": lambda: encode_tensor_map(driver, param, address, {}),
-        "cuTensorMapReplaceAddress": lambda: driver(
-            "cuTensorMapReplaceAddress", ctypes.c_void_p(start), ctypes.c_void_p(address)
-        ),
-        "8 bytes written": write,
-    }
-    rows = [(n, f"{statistics.median(_loop(f) for _ in range(9)):.2f}") for n, f in ways.items()]
-    return f"address at byte {word} of a tensor map\n{markdown(('one map, Python', 'us'), rows)}\n"
-
-
-def launch_costs(folder: Path) -> str:
-    """The driver's launch alone, of a bound kernel, by each binding that is here."""
-    kernel = load(folder, launcher="native")
-    definition = definition_of(kernel.name)
-    inputs = make_inputs(definition, ROWS[0].axes, 1, "cuda")
-    kernel(*inputs.values())
-    (plan,) = kernel._plans.values()
-    step, stream = plan.steps[0], torch.cuda.current_stream().cuda_stream
-    params = (ctypes.c_void_p * len(step.offsets))(*(plan.block + o for o in step.offsets))
-    driver, config = Driver(), ctypes.byref(step.config)
-    step.config.stream = stream
-    rows = {"ctypes": lambda: driver("cuLaunchKernelEx", config, step.function, params, None)}
-    try:
-        cuda = importlib.import_module("cuda.bindings.driver")
-        function = cuda.CUfunction(step.function.value)
-        grid = tuple(step.config.grid)
-        rows["cuda-bindings"] = lambda: cuda.cuLaunchKernel(
-            function, *grid, step.config.block[0], 1, 1, step.config.smem_bytes, stream,
-            ctypes.addressof(params), 0,
-        )  # fmt: skip
-    except ImportError:
-        pass
-    times = [(n, f"{statistics.median(_loop(f) for _ in range(9)):.2f}") for n, f in rows.items()]
-    return markdown(("one launch, Python", "us"), times) + "\n"
-
-
-def _loop(call: Callable[[], Any]) -> float:
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(CALLS):
-        call()
-    spent = time.perf_counter() - begin
-    torch.cuda.synchronize()
-    return spent / CALLS * 1e6
-
-
 @reports("call-cost", RuntimeUnavailable)
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(
-        prog="python -m ptxflow.eval.bench.call_cost", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = Parser(prog="python -m ptxflow.eval.bench.call_cost", description=__doc__)
     parser.add_argument("--device", choices=DEVICES, default="h200", help="default: h200")
     parser.add_argument("--rounds", type=int, default=31, help="default: 31")
     args = parser.parse_args(argv)
@@ -294,8 +220,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for row in ROWS:
             print(run_row(row, device, args.rounds, Path(folder)), flush=True)
-        print(launch_costs(Path(folder) / ROWS[0].definition))
-        print(map_costs(Driver(), torch.empty(1 << 20, device="cuda").data_ptr()))
     return 0
 
 

@@ -136,7 +136,7 @@ def from_file(path: Path, device: Device, args: argparse.Namespace) -> list[Work
     """
     try:
         rows = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     known = {"definition", "axes", "fix", "all", "samples", "strategies", "seed"}
     found: list[Workload] = []

@@ -7,6 +7,7 @@ knows any decision by name.
 from __future__ import annotations
 
 import os
+import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,7 +29,7 @@ from ptxflow.env.space import Space, StrategySpace
 from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space
 from ptxflow.env.tasks.definition import Definition
 from ptxflow.eval.bench.records import Identity, Record, best_baseline, identity
-from ptxflow.eval.bench.worker import Worker, job, refine_job
+from ptxflow.eval.bench.worker import Worker, WorkerError, job, refine_job
 
 Fix = Mapping[str, Sequence[str]]  # decision -> the choices it may take, as text
 
@@ -184,25 +185,30 @@ def run_one(
 ) -> dict[str, Any]:  # fmt: skip
     """Check and time, or profile, one compiled kernel in the worker; its outcome, as `Worker.run`
     gives it."""
-    image = folder / f"{candidate.strategy.key}.cubin"
-    image.write_bytes(kernel.cubin)
-    try:
-        return worker.run(
-            job(
-                candidate.definition.to_json(),
-                candidate.axes,
-                kernel.launch.to_json(),
-                image,
-                seeds=settings.seeds,
-                rounds=settings.rounds,
-                settle=settings.settle,
-                every_baseline=settings.every_baseline,
-                profile=profile,
-            ),
-            settings.timeout,
-        )
-    finally:
-        image.unlink()
+    (outcome,) = run_each([(candidate, kernel)], worker, settings, folder, profile)
+    if isinstance(outcome, WorkerError):
+        raise outcome
+    return outcome
+
+
+def run_each(
+    kernels: Sequence[tuple[Candidate, CompiledKernel]], worker: Worker, settings: Settings,
+    folder: Path, profile: bool = False,
+) -> list[dict[str, Any] | WorkerError]:  # fmt: skip
+    """Check and time, or profile, kernels of one workload one after the other; their outcomes, as
+    `Worker.run_all` gives them."""
+    definition, axes, s = kernels[0][0].definition.to_json(), kernels[0][0].axes, settings
+    how: dict[str, Any] = {
+        "seeds": s.seeds, "rounds": s.rounds, "settle": s.settle,
+        "every_baseline": s.every_baseline, "profile": profile,
+    }  # fmt: skip
+    jobs = []
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        for candidate, kernel in kernels:
+            image = Path(own, f"{candidate.strategy.key}.cubin")
+            image.write_bytes(kernel.cubin)
+            jobs.append(job(definition, axes, kernel.launch.to_json(), image, **how))
+        return worker.run_all(jobs, settings.timeout)
 
 
 def run_together(

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -37,6 +37,7 @@ from ptxflow.compiler.compilation import CompiledKernel, compile_chunk
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Launch
+from ptxflow.eval.bench.records import STATUSES
 from ptxflow.eval.bench.worker import Lost, Worker, WorkerError
 
 Json = dict[str, Any]
@@ -47,6 +48,13 @@ POLL = 1.0  # seconds between looks at whether a worker lives
 REBIND = 60.0  # seconds that a GPU of the kind may take to come (back)
 LOSSES = 3  # of GPUs over one job, after which the job is at fault
 ANSWER = 240.0  # seconds for a GPU's worker to say what it is
+NO_MESSAGE = ValueError, TypeError, LookupError, AttributeError, RecursionError
+QUIET = {  # of Dask's own looks at each process, 50 a second; here many share a few cores
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.system-monitor.interval": "10s",
+    "distributed.worker.memory.monitor-interval": "5s",
+    "distributed.worker.profile.enabled": False,
+}
 
 
 # What crosses the network ------------------------------------------------------------------------
@@ -93,8 +101,11 @@ def _plain(outcome: Outcome) -> Json:
 
 
 def read_outcomes(text: str, tasks: Sequence[Task]) -> list[Outcome]:
-    """What `compile_text` said of these tasks."""
-    return [_outcome(row, *task) for row, task in zip(json.loads(text), tasks, strict=True)]
+    """What `compile_text` said of these tasks; WorkerError where it is something else."""
+    try:
+        return [_outcome(row, *task) for row, task in zip(json.loads(text), tasks, strict=True)]
+    except NO_MESSAGE as error:
+        raise WorkerError(f"a compiler's worker said {text[:80]!r}: {error}") from None
 
 
 def _outcome(row: Json, problem: Problem, strategy: Strategy, device: Device) -> Outcome:
@@ -128,17 +139,15 @@ def about(command: str) -> str:
         return json.dumps({"error": str(error)})
 
 
-def run(command: str, job: str, images: Sequence[bytes], timeout: float) -> str:
-    """The child's outcome of a job, whose images come along; `error` where the machinery fails."""
+def run(command: str, jobs: str, images: Sequence[bytes], timeout: float) -> str:
+    """The child's outcomes of jobs, whose images come along; `error` where the machinery failed."""
     with tempfile.TemporaryDirectory(prefix="ptxflow-") as folder:
         paths = [Path(folder, f"{i}.cubin") for i in range(len(images))]
         for path, image in zip(paths, images, strict=True):
             path.write_bytes(image)
-        try:
-            return json.dumps(_child(command).run(_with_images(json.loads(job), paths), timeout))
-        except WorkerError as error:
-            _child(command).stop()
-            return json.dumps({"error": str(error)})
+        left = iter(paths)
+        told = _child(command).run_all([_with_images(j, left) for j in json.loads(jobs)], timeout)
+    return json.dumps([{"error": str(o)} if isinstance(o, WorkerError) else o for o in told])
 
 
 def stop(command: str) -> None:
@@ -146,16 +155,14 @@ def stop(command: str) -> None:
     _child(command).stop()
 
 
-def _with_images(job: Json, paths: Sequence[Path]) -> Json:
+def _with_images(job: Json, paths: Iterator[Path]) -> Json:
     if "kernels" not in job:
-        return job | {"image": str(paths[0])}
-    kernels = [k | {"image": str(p)} for k, p in zip(job["kernels"], paths, strict=True)]
-    return job | {"kernels": kernels}
+        return job | {"image": str(next(paths))}
+    return job | {"kernels": [k | {"image": str(next(paths))} for k in job["kernels"]]}
 
 
-def _images(job: Json) -> list[bytes]:
-    named = [k["image"] for k in job["kernels"]] if "kernels" in job else [job["image"]]
-    return [Path(name).read_bytes() for name in named]
+def _images(jobs: Sequence[Json]) -> list[bytes]:
+    return [Path(k["image"]).read_bytes() for job in jobs for k in job.get("kernels", [job])]
 
 
 # Here --------------------------------------------------------------------------------------------
@@ -192,11 +199,17 @@ class Cluster:
     compile_in: Callable[[str], str] = compile_text
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
     kind: Kind | None = None
+    client: Any = None  # a Dask Client, by default of the address
+    _seen: tuple[float, Json] = (float("-inf"), {})  # when, and the scheduler's workers
     _bound: dict[str, RemoteWorker] = field(default_factory=dict)
     _strangers: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _looking: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
+        self.child = json.dumps([*self.command])
+        if self.client is not None:
+            return
         try:
             from distributed import Client
         except ImportError:
@@ -205,20 +218,19 @@ class Cluster:
             self.client = Client(self.address, timeout=20, set_as_default=False)
         except (OSError, ValueError) as error:
             raise BadInput(f"no Dask scheduler answers at {self.address}: {error}") from None
-        self.child = json.dumps([*self.command])
 
     def addresses(self, resource: Mapping[str, int]) -> list[str]:
-        """Of the workers that offer it. Lost where the scheduler is gone."""
+        """Of the workers that offer it, as of POLL seconds ago at most: a look is a round trip, and
+        every GPU's thread asks. Lost where the scheduler is gone."""
         (name,) = resource
-        try:
-            workers = self.client.scheduler_info(n_workers=-1)["workers"]
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-        ) as error:  # a client that is cut off knows no workers
-            raise Lost(f"the scheduler at {self.address} is gone: {error}") from None
-        return [a for a, w in workers.items() if w.get("resources", {}).get(name)]
+        with self._looking:
+            if time.monotonic() - self._seen[0] > POLL:
+                try:
+                    found = self.client.scheduler_info(n_workers=-1)["workers"]
+                except (OSError, ValueError, KeyError) as error:  # KeyError: it is cut off
+                    raise Lost(f"the scheduler at {self.address} is gone: {error}") from None
+                self._seen = time.monotonic(), found
+        return [a for a, w in self._seen[1].items() if w.get("resources", {}).get(name)]
 
     def gpus(self, device: Device) -> list[RemoteWorker]:
         """One a GPU of the kind that most of those are of which run the device's code; the rest are
@@ -248,7 +260,7 @@ class Cluster:
         found, end = {}, time.monotonic() + ANSWER
         for address, future in asked.items():
             try:
-                said = json.loads(future.result(timeout=max(0.1, end - time.monotonic())))
+                said = json.loads(self.answer(future, address, end))
             except Exception as error:  # a worker may fail in any way
                 said = {"error": f"{type(error).__name__}: {error}"}
             if "error" in said:
@@ -264,10 +276,24 @@ class Cluster:
         made: Future[Any] = pool.submit(work, *given)
         return made
 
+    def answer(self, asked: Future[Any], address: str, end: float = float("inf")) -> Any:
+        """What the worker there says; Lost where it is gone, TimeoutError at `end`."""
+        while True:
+            try:
+                return asked.result(timeout=POLL)
+            except TimeoutError:
+                gone = address not in self.addresses(GPU)
+                if gone or time.monotonic() > end:
+                    asked.cancel()
+                    raise Lost(f"{address} is gone") if gone else TimeoutError(address) from None
+            except CancelledError:
+                raise Lost(f"the call in {address} was cancelled") from None
+
     def rebind(self, worker: RemoteWorker) -> None:
         """A free GPU of the kind for a worker that has lost its own; Lost where none comes."""
         end = time.monotonic() + REBIND
         while time.monotonic() < end:
+            time.sleep(POLL)  # no look from before the loss
             with self._lock:
                 alive = self.addresses(GPU)
                 self._bound = {a: w for a, w in self._bound.items() if w is not worker}
@@ -281,7 +307,6 @@ class Cluster:
                     worker.bind(free[0], said["gpu"])
                     return
                 self._strangers.add(free[0])
-            time.sleep(POLL)
         raise Lost(f"a GPU's worker is gone, and no other came within {REBIND:g} s")
 
     def compiler(self) -> ClusterCompiler:
@@ -352,6 +377,8 @@ def _hand_on(said: Future[str], made: Future[list[Outcome]], tasks: list[Task]) 
 class RemoteWorker(Worker):
     """A GPU elsewhere, as the schedule sees one: see Worker."""
 
+    batch = 8  # one round trip; more would make a stop wait, and be done again after a loss
+
     def __init__(self, cluster: Cluster):
         super().__init__()
         self.cluster, self.address = cluster, ""
@@ -366,30 +393,29 @@ class RemoteWorker(Worker):
         return self.gpu
 
     def run(self, job: Json, timeout: float) -> Json:
-        text, images = json.dumps(job), _images(job)
+        (outcome,) = self.run_all([job], timeout)
+        if isinstance(outcome, WorkerError):
+            raise outcome
+        return outcome
+
+    def run_all(self, jobs: Sequence[Json], timeout: float) -> list[Json | WorkerError]:
+        """In one task. What a lost host held is done again, one by one: whose kernel is it?"""
+        text, images = json.dumps(jobs), _images(jobs)
         for _ in range(LOSSES):
             self.start()
+            asked = self.cluster.submit(
+                run, self.address, self.cluster.child, text, images, timeout
+            )
             try:
-                said = json.loads(self._call(run, self.cluster.child, text, images, timeout))
+                said = self.cluster.answer(asked, self.address)
             except Lost:
                 self.address = ""
+                if len(jobs) > 1:
+                    return [outcome for job in jobs for outcome in self.run_all([job], timeout)]
                 continue
-            if "error" in said:
-                raise WorkerError(said["error"])
-            return dict(said)
-        return {"status": "fault", "detail": f"{LOSSES} hosts were lost while they measured it"}
-
-    def _call(self, work: Callable[..., Any], *given: Any) -> Any:
-        said = self.cluster.submit(work, self.address, *given)
-        while True:
-            try:
-                return said.result(timeout=POLL)
-            except TimeoutError:
-                if self.address not in self.cluster.addresses(GPU):
-                    said.cancel()
-                    raise Lost(f"{self.address} is gone") from None
-            except CancelledError:
-                raise Lost(f"the call in {self.address} was cancelled") from None
+            return _told(said, len(jobs))
+        why = f"{LOSSES} hosts were lost while they measured it"
+        return [{"status": "fault", "detail": why}]
 
     def stop(self) -> None:
         if self.address:
@@ -398,6 +424,19 @@ class RemoteWorker(Worker):
 
     def end(self, timeout: float) -> None:
         raise WorkerError("profiles are taken on this machine's GPUs only")
+
+
+def _told(text: str, count: int) -> list[Json | WorkerError]:
+    """So many outcomes in what `run` said; WorkerError where it said something else."""
+    try:
+        rows = json.loads(text)
+        if len(rows) != count or not all(
+            "error" in row or row["status"] in STATUSES for row in rows
+        ):
+            raise ValueError(f"no outcomes of {count} kernels")
+        return [WorkerError(row["error"]) if "error" in row else dict(row) for row in rows]
+    except NO_MESSAGE as error:
+        raise WorkerError(f"a GPU's worker said {text[:80]!r}: {error}") from None
 
 
 # A cluster of this machine -----------------------------------------------------------------------
@@ -415,7 +454,7 @@ def local(gpus: Sequence[Mapping[str, str]], compilers: int) -> Any:
 
     context = get_context("forkserver")  # a process that is restarted has its imports
     context.set_forkserver_preload(["distributed", __name__])
-    config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    config.set({"distributed.worker.multiprocessing-method": "forkserver"} | QUIET)
     workers = {f"gpu-{i}": worker(GPU, env) for i, env in enumerate(gpus)}
     workers |= {f"compiler-{i}": worker(COMPILE, {}) for i in range(compilers)}
     scheduler = {"cls": Scheduler, "options": {"dashboard_address": None}}

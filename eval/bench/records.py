@@ -20,6 +20,7 @@ from typing import Any
 
 from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.family import Strategy
+from ptxflow.compiler.files import typed
 from ptxflow.env.measurements import (
     COPY,
     SCREEN,
@@ -113,7 +114,10 @@ class Record:
         """Fields that this version does not know are dropped; missing ones take their default."""
         known = Record.__dataclass_fields__
         fields = {k: v for k, v in data.items() if k in known}
-        return Record(**fields, timing_pass=data.get("pass", SCREEN))
+        made = typed(Record(**fields, timing_pass=data.get("pass", SCREEN)))
+        if made.latency_us is not None and "median" not in made.latency_us:
+            raise ValueError("latency_us has no median")
+        return made
 
 
 def identity(
@@ -137,7 +141,7 @@ def read_records(path: Path) -> list[Record]:
                 records += (
                     unpack(Table.from_json(row)) if is_table(row) else [Record.from_json(row)]
                 )
-            except (ValueError, TypeError, LookupError, AttributeError) as error:
+            except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
                 raise RecordError(f"{path}, line {number} is not a record: {error}") from None
     except MeasurementError as error:
         raise RecordError(str(error)) from None

@@ -12,25 +12,19 @@ alike.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import geometric_mean, median
-from typing import Any
 
 from ptxflow.command import Parser, align, reports
-from ptxflow.env.measurements import (
-    COPY,
-    REFINE,
-    SCREEN,
-    Measurement,
-    by_workload,
-    load_measurements,
-)
+from ptxflow.compiler.files import write_whole
+from ptxflow.env.measurements import COPY, REFINE, load_measurements
 from ptxflow.env.tasks.workload import degenerate
 from ptxflow.eval.bench.baselines import is_eager_reference
+from ptxflow.eval.bench.choices import agreement_table, choices
 from ptxflow.eval.bench.disagreement import Outputs, merge, named
 from ptxflow.eval.bench.records import (
     Record,
@@ -303,70 +297,6 @@ def totals(records: Sequence[Record]) -> str:
     return ", ".join(text)
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """One workload in two campaigns. A loss is how much longer than the other campaign's best the
-    strategy takes, in the other campaign, that one campaign chose; None where it is not there."""
-
-    workload: str
-    losses: tuple[float | None, float | None]  # of A's choice in B, of B's choice in A
-    refined: tuple[bool, bool]  # whether the loss is between refined times
-
-
-def agreement(first: Iterable[Measurement], second: Iterable[Measurement]) -> list[Agreement]:
-    """Every workload that both campaigns measured."""
-    groups = by_workload(first), by_workload(second)
-    rows = []
-    for place in groups[0]:
-        if place in groups[1]:
-            name, axes, device = place
-            label = f"{name} {axes_text(dict(axes))} ({device})"
-            a, b = (_Campaign(group[place]) for group in groups)
-            (there, refined), (back, refined_back) = b.loss(a.best), a.loss(b.best)
-            rows.append(Agreement(label, (there, back), (refined, refined_back)))
-    return rows
-
-
-class _Campaign:
-    """Times over the yardstick's in the same rounds, by pass and strategy, of one workload."""
-
-    def __init__(self, measured: Iterable[Measurement]):
-        self.times: dict[str, dict[Any, float]] = {SCREEN: {}, REFINE: {}}
-        for m in measured:
-            if m.status == "ok" and m.latency_us:
-                self.times[m.timing_pass][m.key] = m.latency_us / (m.baseline_us or 1.0)
-        times = self.times[REFINE] or self.times[SCREEN]
-        self.best = min(times, key=times.__getitem__) if times else None
-
-    def loss(self, choice: Any) -> tuple[float | None, bool]:
-        """What is lost by taking `choice` here, and whether by refined times.
-
-        Both are compared in one pass: the fastest of thousands of short screenings is fast by luck.
-        """
-        for timing_pass in (REFINE, SCREEN):
-            times = self.times[timing_pass]
-            if choice in times and self.best in times:
-                return times[choice] / times[self.best] - 1, timing_pass == REFINE
-        return None, False
-
-
-def agreement_table(rows: Sequence[Agreement], within: float = 0.01) -> str:
-    """One line a workload, and how many choices are within 1% of the other campaign's best."""
-    cells = [("workload", "A's choice in B", "B's choice in A", "by refined times")]
-    for row in rows:
-        losses = ["-" if x is None else f"{100 * x:+.2f}%" for x in row.losses]
-        flags = " and ".join("yes" if x else "no" for x in row.refined)
-        cells.append((row.workload, losses[0], losses[1], flags))
-    known = [x for row in rows for x in row.losses if x is not None]
-    good = sum(all(x is not None and x <= within for x in row.losses) for row in rows)
-    lines = [align(cells)] if rows else []
-    lines.append(f"{good} of {len(rows)} workloads: both choices within {100 * within:g}% of the "
-                 "other campaign's best")  # fmt: skip
-    if known:
-        lines.append(f"largest loss {100 * max(known):.2f}%")
-    return "\n".join(lines)
-
-
 def summary(records: Sequence[Record], table: bool = False) -> str:
     """Where the records come from, a line for each workload or a table, and means over all."""
     records = settled(records)
@@ -396,7 +326,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="ptxflow report",
         description=__doc__,
         epilog="examples: ptxflow report eval/measurements/h100-deepseek.jsonl.xz\n"
-        "ptxflow report --agree runs/first.jsonl runs/second.jsonl",
+        "ptxflow report --agree runs/first.jsonl runs/second.jsonl --choices both.json\n"
+        "ptxflow campaign --strategies both.json --refine 2 --out runs/joint.jsonl\n"
+        "ptxflow report --agree runs/first.jsonl runs/second.jsonl --joint runs/joint.jsonl",
     )
     add = parser.add_argument
     add("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
@@ -404,11 +336,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--matrix", action="store_true", help=about)
     about = "compare two campaigns' choices"
     add("--agree", nargs=2, type=Path, metavar=("A", "B"), help=about)
+    about = "of --agree: write what both chose there, for a joint measurement"
+    add("--choices", type=Path, metavar="FILE.json", help=about)
+    about = "of --agree: the records that say how far apart the choices are (default: A and B)"
+    add("--joint", nargs="+", type=Path, metavar="FILE", help=about)
     args = parser.parse_args(argv)
     if not args.files and not args.agree:
         parser.error("a record file is needed")
     if args.files:
         print(summary([r for path in args.files for r in require_records(path)], args.matrix))
     if args.agree:
-        print(agreement_table(agreement(*(load_measurements([p]) for p in args.agree))))
+        both = load_measurements(args.agree[:1]), load_measurements(args.agree[1:])
+        if args.choices:
+            write_whole(args.choices, json.dumps(choices(*both)) + "\n")
+        print(agreement_table(*both, [load_measurements([p]) for p in args.joint or args.agree]))
     return 0

@@ -26,7 +26,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.processes import Processes
 from ptxflow.env.measurements import REFINE, SCREEN
-from ptxflow.eval.bench.candidates import Candidate, Settings, Workload, run_one, run_together
+from ptxflow.eval.bench.candidates import Candidate, Settings, Workload, run_each, run_together
 from ptxflow.eval.bench.records import Record, yardstick_time
 from ptxflow.eval.bench.worker import Lost, Worker, WorkerError
 
@@ -312,16 +312,16 @@ class Schedule:
             task.claimed, task.done = False, done
             self._changed.notify_all()
 
-    def _take(self, task: Task) -> tuple[Candidate, CompiledKernel] | None:
-        """The next compiled kernel; None when there will be no more."""
+    def _take(self, task: Task, most: int) -> list[tuple[Candidate, CompiledKernel]]:
+        """The next compiled kernels, `most` at most; none when there will be no more."""
         with self._changed:
             while not self._stopping:
                 if task.ready:
-                    return task.ready.popleft()
+                    return [task.ready.popleft() for _ in range(min(most, len(task.ready)))]
                 if not task.todo and not task.compiling:
                     break
                 self._changed.wait()
-            return None
+            return []
 
     def _screen(self, task: Task, worker: Worker, folder: Path) -> None:
         """Measure what is compiled. A machinery that fails is tried again with another kernel.
@@ -329,32 +329,44 @@ class Schedule:
         Failing twice with one kernel is the kernel's fault; with several in a row, the GPU is lost.
         """
         strikes = 0
-        while (item := self._take(task)) is not None:
-            candidate, kernel = item
-            key = candidate.strategy.key
+        while items := self._take(task, worker.batch):
             try:
-                result = run_one(candidate, kernel, worker, self.settings, folder)
-                strikes = 0
+                results = run_each(items, worker, self.settings, folder)
             except Lost:
                 with self._changed:
-                    task.ready.append(item)
+                    task.ready.extend(items)
                 raise
-            except WorkerError as error:
-                worker.stop()
-                if key not in task.suspects:
-                    task.suspects.add(key)
-                    with self._changed:
-                        task.ready.append(item)
+            for item, result in zip(items, results, strict=True):
+                if not isinstance(result, WorkerError):
+                    strikes = 0
+                elif self._suspect(task, item):
                     strikes += 1
-                    if strikes == STRIKES:
-                        raise
                     continue
-                result = {"status": "fault", "detail": f"the worker failed twice: {error}"}
-            if result["status"] == "ok" and self.settings.refine:
-                baselines, timing = result.get("peers", {}), result.get("timing", {})
-                score = _score(result["latency_us"], baselines, timing)
-                task.note(key, score, kernel, self.settings.refine)
-            self._events.put(Measured(candidate, result, worker.gpu, kernel))
+                else:
+                    result = {"status": "fault", "detail": f"the worker failed twice: {result}"}
+                self._note(task, item, result, worker.gpu)
+            if strikes >= STRIKES and isinstance(results[-1], WorkerError):
+                raise results[-1]
+
+    def _suspect(self, task: Task, item: tuple[Candidate, CompiledKernel]) -> bool:
+        """Whether the kernel is to be tried once more."""
+        key = item[0].strategy.key
+        with self._changed:
+            if key in task.suspects:
+                return False
+            task.suspects.add(key)
+            task.ready.append(item)
+            return True
+
+    def _note(
+        self, task: Task, item: tuple[Candidate, CompiledKernel], result: Json, gpu: Json
+    ) -> None:
+        candidate, kernel = item
+        if result["status"] == "ok" and self.settings.refine:
+            baselines, timing = result.get("peers", {}), result.get("timing", {})
+            score = _score(result["latency_us"], baselines, timing)
+            task.note(candidate.strategy.key, score, kernel, self.settings.refine)
+        self._events.put(Measured(candidate, result, gpu, kernel))
 
     def _refine(self, task: Task, worker: Worker, folder: Path) -> None:
         """Time the best again, interleaved; not where all of them have been."""

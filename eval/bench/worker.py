@@ -45,6 +45,8 @@ class Lost(WorkerError):
 class Worker:
     """A child that runs jobs, started when needed and replaced when lost. Timeouts are seconds."""
 
+    batch = 1  # jobs that are worth giving at a time
+
     def __init__(
         self,
         command: Sequence[str] | None = None,
@@ -138,6 +140,20 @@ class Worker:
                     error = message.get("error", f"unexpected message {message}")
                     self.stop()
                     raise WorkerError(error)
+
+    def run_all(self, jobs: Sequence[Json], timeout: float) -> list[Json | WorkerError]:
+        """The outcome of each job; the WorkerError of one at which the machinery failed, and was
+        replaced. Lost is raised, and all of them are to be done again."""
+        return [self._tried(job, timeout) for job in jobs]
+
+    def _tried(self, job: Json, timeout: float) -> Json | WorkerError:
+        try:
+            return self.run(job, timeout)
+        except Lost:
+            raise
+        except WorkerError as error:
+            self.stop()
+            return error
 
     def _receive(self, deadline: float) -> Json | None:
         """The next message; None at the deadline; type `end` when the child is gone."""

@@ -64,10 +64,7 @@ def drawn(ranges: Ranges, count: int, seed: int, known: Sequence[Sizes]) -> list
     where the ranges have no more."""
     rng, found = np.random.default_rng([seed, 40]), list[Sizes]()
     for _ in range(20 * count):
-        sizes = {
-            n: min(high, int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))))
-            for n, (low, high) in ranges.free.items()
-        }
+        sizes = ranges.draw(rng)
         if sizes not in known and sizes not in found and len(found) < count:
             found.append(sizes)
     return found

@@ -344,11 +344,9 @@ class Search:
     def _random_sizes(self, count: int, salt: int) -> list[Sizes]:
         """Sizes drawn at random over the octaves, which are no places yet."""
         rng, found = np.random.default_rng([self.seed, salt]), list[Sizes]()
-        free, known = self.judge.ranges.free, self._places()
+        known = self._places()
         for _ in range(count):
-            spans = {n: (math.log(low), math.log(high + 1)) for n, (low, high) in free.items()}
-            sizes = {n: int(math.exp(rng.uniform(*span))) for n, span in spans.items()}
-            sizes = {n: min(max(v, free[n][0]), free[n][1]) for n, v in sizes.items()}
+            sizes = self.judge.ranges.draw(rng)
             if sizes not in known and sizes not in found:
                 found.append(sizes)
         return found

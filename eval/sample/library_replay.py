@@ -11,7 +11,6 @@ a measurement.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -173,8 +172,7 @@ class Replay:
 
 @reports("library-replay")
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m ptxflow.eval.sample.library_replay", description=__doc__,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = Parser(prog="python -m ptxflow.eval.sample.library_replay", description=__doc__)
     add = parser.add_argument
     add("records", type=Path, nargs="+", metavar="RECORDS", help="measured kernels")
     add("--definition", required=True)

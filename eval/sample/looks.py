@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy
 from ptxflow.env.reward import Reward
-from ptxflow.env.space import Space, strides_of
+from ptxflow.env.space import Space, sizes_of, strides_of
 from ptxflow.env.tasks.arguments import UsageError, find_family, find_problem, find_space
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.sample.ranges import Ranges, Sizes
@@ -167,13 +167,12 @@ class Judge:
     def code(self, strategy: Strategy) -> int | None:
         """The code of a strategy that may be illegal anywhere; None where today's family has it
         not."""
-        own, sizes = self.family.decisions, tuple(len(d.choices) for d in self.family.decisions)
         try:
             chosen = self.family.choices(strategy)
-            row = [d.choices.index(chosen[d.name]) for d in own]
+            row = [d.choices.index(chosen[d.name]) for d in self.family.decisions]
         except (KeyError, ValueError):
             return None
-        return int(np.dot(row, strides_of(sizes)[1:]))
+        return int(np.dot(row, strides_of(sizes_of(self.family))[1:]))
 
 
 def corners(low: Mapping[str, int], high: Mapping[str, int]) -> Iterator[Sizes]:

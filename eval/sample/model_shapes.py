@@ -264,7 +264,7 @@ def read_config(path: Path) -> Config:
     """BadInput for what is no configuration; OSError where it cannot be read."""
     try:
         data = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise BadInput(f"{path}: a model's configuration is a JSON object")

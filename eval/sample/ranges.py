@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,12 @@ class Ranges:
     def hold(self, axes: Mapping[str, int]) -> bool:
         """Whether free axes are within what is served."""
         return all(low <= axes[n] <= high for n, (low, high) in self.free.items())
+
+    def draw(self, rng: np.random.Generator) -> Sizes:
+        """Sizes of the free axes, uniform over their octaves."""
+        spans = {n: (math.log(low), math.log(high + 1)) for n, (low, high) in self.free.items()}
+        sizes = {n: int(math.exp(rng.uniform(*span))) for n, span in spans.items()}
+        return {n: min(max(v, self.free[n][0]), self.free[n][1]) for n, v in sizes.items()}
 
     def patterns(self, sizes: Mapping[str, int]) -> list[Sizes]:
         """The sizes, and others next to them of which workloads have other lengths: even,

@@ -27,7 +27,7 @@ from ptxflow.compiler.backend.runtime import RuntimeUnavailable, gpu_info
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.library.manifest import MANIFEST, TEXT, Manifest
 from ptxflow.env.tasks.arguments import parse_axes, positive_int, product
-from ptxflow.env.tasks.definition import Definition, load
+from ptxflow.env.tasks.definition import Definition, load, parse
 from ptxflow.eval.bench.disagreement import named
 from ptxflow.eval.bench.trace_set import (
     Trace,
@@ -129,7 +129,8 @@ def _main(manifest: Manifest, name: str) -> str:
     keys = ", ".join(m.key for m in manifest.members)
     ranges = ", ".join(f"{n} {low} to {high}" for n, (low, high) in manifest.ranges.items())
     about = f"Strategies {keys}; {ranges or 'any sizes'}."
-    sides = [list(manifest.definition[side]) for side in ("inputs", "outputs")]
+    given = parse(manifest.definition, "the library's definition")
+    sides = [*given.inputs], [*given.outputs]
     for word in (manifest.name, *sides[0], *sides[1]):
         if not re.fullmatch(r"[\w.-]+", word):
             raise SolutionError(f"{word!r} cannot be a name in a Solution: letters, digits, _ . -")

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxflow.env.space import differing, digits, sizes_of
 from ptxflow.eval.sample.looks import Flags, Floats, Ints, Judge
 from ptxflow.eval.sample.ranges import Sizes
-from ptxflow.eval.sample.widened import digits
 
 #: standard deviations of the error: of all strategies at a place, of those that share decisions
 #: there, of one strategy there, and what strategies that share decisions have at every place
@@ -119,10 +119,8 @@ class TimeModel:
     def _alike(self, some: Ints, others: Ints) -> Single:
         """[some, others] what errors have in common by how many decisions differ."""
         each, back = np.unique(some, return_inverse=True)
-        a, b = digits(each, self.judge.family), digits(others, self.judge.family)
-        differ = np.zeros((len(a), len(b)), np.int8)
-        for x, y in zip(a.T, b.T, strict=True):
-            differ += x[:, None] != y
+        sizes = sizes_of(self.judge.family)
+        differ = differing(digits(each, sizes), digits(others, sizes))
         found: Single = np.exp(-differ / DECISIONS).astype(np.float32)
         return found[back]
 

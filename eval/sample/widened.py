@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ptxflow.compiler.family import Decision, Family
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.reward import Reward
-from ptxflow.env.space import Space, StrategySpace, strides_of
+from ptxflow.env.space import Space, StrategySpace, digits, sizes_of, strides_of
 
 Ints = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -53,8 +53,8 @@ class WideReward:
 def nearest(codes: Ints, listed: Family) -> Ints:
     """[n] codes of the listed family, of codes [n] of its wide space: each decision's choice, or
     that which is nearest to it."""
-    rows = digits(codes, listed.wide)
-    strides = strides_of(_sizes(listed))[1:]
+    rows = digits(codes, sizes_of(listed.wide))
+    strides = strides_of(sizes_of(listed))[1:]
     offered = {d.name: d.choices for d in listed.wide.decisions}
     down = [np.array([_place(d, c) for c in offered[d.name]]) for d in listed.decisions]
     return np.asarray(sum(m[x] * s for m, x, s in zip(down, rows.T, strides, strict=False)))
@@ -62,10 +62,10 @@ def nearest(codes: Ints, listed: Family) -> Ints:
 
 def widened(codes: Ints, listed: Family) -> Ints:
     """[n] codes of the wide space, of codes [n] of the listed one."""
-    strides = strides_of(_sizes(listed.wide))[1:]
+    strides = strides_of(sizes_of(listed.wide))[1:]
     offered = {d.name: d.choices for d in listed.wide.decisions}
     up = [np.array([offered[d.name].index(c) for c in d.choices]) for d in listed.decisions]
-    rows = digits(codes, listed)
+    rows = digits(codes, sizes_of(listed))
     return np.asarray(sum(m[x] * s for m, x, s in zip(up, rows.T, strides, strict=False)))
 
 
@@ -73,7 +73,8 @@ def around(codes: Ints, listed: Family, turns: int) -> Ints:
     """Codes of the wide space that differ from these in up to so many decisions with numbers, of
     those that listed strategies have: of others the model knows nothing."""
     family, own = listed.wide, {d.name for d in listed.decisions}
-    strides, held = strides_of(_sizes(family))[1:], digits(codes, family)
+    sizes = sizes_of(family)
+    strides, held = strides_of(sizes)[1:], digits(codes, sizes)
     numbers = [
         i
         for i, d in enumerate(family.decisions)
@@ -81,8 +82,7 @@ def around(codes: Ints, listed: Family, turns: int) -> Ints:
     ]
     found = [codes]
     for some in itertools.combinations(numbers, turns):
-        rows = [[x for x in range(len(family.decisions[i].choices))] for i in some]
-        for moved in itertools.product(*rows):
+        for moved in itertools.product(*(range(sizes[i]) for i in some)):
             near = np.ones(len(codes), bool)
             change = np.zeros(len(codes), np.int64)
             for i, to in zip(some, moved, strict=True):
@@ -103,16 +103,6 @@ def _place(decision: Decision, choice: object) -> int:
     if choice in decision.choices or not isinstance(choice, int):
         return decision.choices.index(choice) if choice in decision.choices else 0
     return int(np.argmin([abs(math.log(choice / max(float(c), 0.5))) for c in decision.choices]))
-
-
-def digits(codes: Ints, family: Family) -> Ints:
-    """[n, decisions] places of choices."""
-    sizes = _sizes(family)
-    return np.asarray(codes[:, None] // strides_of(sizes)[1:] % np.array(sizes))
-
-
-def _sizes(family: Family) -> tuple[int, ...]:
-    return tuple(len(d.choices) for d in family.decisions)
 
 
 def varied(load: tuple[Ints, Ints], tflops: Array, most: int) -> Ints:

@@ -1,7 +1,8 @@
 """Fit the analytic model's constants to measurements, within what is plausible; print the table.
 
 The constants are a device's rates (`env/cost.py`) and what each family's kernels cost there
-(`Family.costs`); --keep-rates fits the costs alone, as suits a family that joins others. Robust
+(`Family.costs`), of all families jointly or of one; --keep-rates fits the costs alone, as suits a
+family that joins others. Robust
 least squares on log time: fast strategies weigh more, each workload about the same, the order
 within a workload more than its level, and a constant that the data do not determine stays where it
 is. Nothing is written: the table is to be read, doubted and pasted. How well it carries over is
@@ -14,11 +15,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,17 @@ from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family
 from ptxflow.env import cost
-from ptxflow.env.observations import Observations, read_observed
-from ptxflow.env.tasks.arguments import find_device, positive_int
-from ptxflow.eval.study.ranking import Quality, by_family, choose_folds, quality, successes
+from ptxflow.env.observations import Observations
+from ptxflow.env.tasks.arguments import positive_int
+from ptxflow.eval.study.ranking import (
+    Quality,
+    add_measurements,
+    by_family,
+    choose_folds,
+    quality,
+    read_held,
+    successes,
+)
 
 Array = NDArray[np.float64]
 
@@ -218,17 +225,13 @@ def table(free: Sequence[Constant], values: Mapping[str, float]) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    device = find_device(args.device)
-    found, foreign = read_observed(args.measurements, device)
-    held = [o for own in by_family(found, args.family).values() for o in own]
-    if foreign:
-        print(f"{foreign} measurements are of other decisions and were left out", file=sys.stderr)
+    held = [o for own in by_family(read_held(args), args.family).values() for o in own]
     observed = successes(held, args.least)
     if len(observed) < 2:
         raise BadInput(f"calibrating needs two workloads with {args.least} strategies; see --least")
     few = [thinned(o, args.most) for o in observed]
     families = list({o.family.name: o.family for o in few}.values())
-    free = felt(few, constants(families, device, args.keep_rates))
+    free = felt(few, constants(families, few[0].device, args.keep_rates))
     if not free:
         raise BadInput("nothing to fit: no constant moves what was measured")
     folds = choose_folds(observed, args.hold_out, args.folds)
@@ -243,16 +246,8 @@ def run(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="ptxflow calibrate", description=__doc__)
     add = parser.add_argument
-    add("--device", default="h200", help="whose measurements and rates (default: h200)")
-    add("--measurements", type=Path, nargs="+", required=True, metavar="FILE",
-        help="records (.jsonl, .jsonl.xz) or packed measurements")  # fmt: skip
-    add("--family", metavar="NAME", help="its measurements alone (default: all, fitted jointly)")
+    add_measurements(parser, folds=4)
     add("--keep-rates", action="store_true", help="fit costs alone, not the device's rates")
-    add("--folds", type=positive_int, default=4,
-        help="fits, each without its workloads (default: 4)")  # fmt: skip
-    add("--hold-out", metavar="M=17,128", help="instead: one fit without these axis values")
-    add("--least", type=positive_int, default=16, metavar="N",
-        help="of workloads with so many strategies or more (default: 16)")  # fmt: skip
     add("--most", type=positive_int, default=300, metavar="N",
         help="fit to so many strategies of each, half the fastest (default: 300)")  # fmt: skip
     return run(parser.parse_args(argv))

@@ -86,7 +86,7 @@ def find_policies(given: Sequence[str]) -> dict[str, Policy]:
     """
     found = {}
     for path in sorted(CHECKPOINTS.glob("*.safetensors")):
-        if not path.name.startswith("surrogate-"):
+        if path.stem in DEVICES:
             found[path.stem] = load_policy(path)
     for text in given:
         name, sign, path_text = text.partition("=")

@@ -218,33 +218,43 @@ def choose_folds(
     return [held]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command and the one that fits have in common."""
+def add_measurements(parser: argparse.ArgumentParser, folds: int) -> None:
+    """Which measurements, and how a fit is judged on them."""
     add = parser.add_argument
     add("--device", default="h200", help="whose measurements (default: h200)")
     add("--measurements", type=Path, nargs="+", required=True, metavar="FILE",
         help="records (.jsonl, .jsonl.xz) or packed measurements")  # fmt: skip
     add("--family", metavar="NAME", help="its measurements alone")
-    add("--folds", type=positive_int, default=8,
-        help="fits, each without its workloads (default: 8)")  # fmt: skip
+    add("--folds", type=positive_int, default=folds,
+        help=f"fits, each without its workloads (default: {folds})")  # fmt: skip
     add("--hold-out", metavar="M=17,128", help="instead: one fit without these axis values")
     add("--least", type=positive_int, default=16, metavar="N",
         help="judge workloads with so many strategies or more (default: 16)")  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command and the one that fits have in common."""
+    add_measurements(parser, folds=8)
+    add = parser.add_argument
     add("--kappa", type=float, default=FitConfig.kappa,
         help=f"standard deviations of pessimism (default: {FitConfig.kappa})")  # fmt: skip
     add("--jobs", type=positive_int, default=os.cpu_count(),
         help="fits at a time (default: one per core)")  # fmt: skip
 
 
-def run(args: argparse.Namespace) -> int:
-    device = find_device(args.device)
-    held, foreign = read_observed(args.measurements, device)
+def read_held(args: argparse.Namespace) -> list[Observations]:
+    """What the files hold of the device; those of other decisions are told of, and left out."""
+    held, foreign = read_observed(args.measurements, find_device(args.device))
     if foreign:
         print(f"{foreign} measurements are of other decisions and were left out", file=sys.stderr)
+    return held
+
+
+def run(args: argparse.Namespace) -> int:
     surrogate = read(args.surrogate) if args.surrogate else None
     wanted = args.family or (surrogate.family.name if surrogate else None)
     rows: list[dict[str, Any]] = []
-    for name, of_family in by_family(held, wanted).items():
+    for name, of_family in by_family(read_held(args), wanted).items():
         observed = successes(of_family, args.least)
         if not observed:
             raise BadInput(

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ptxflow.command import BadInput, Parser, align, reports
-from ptxflow.compiler.files import write_whole
+from ptxflow.compiler.files import typed, write_whole
 from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.tune.moves import Move
 
@@ -198,15 +198,14 @@ def from_lines(text: str, where: str) -> list[Row]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             held = json.loads(line)
-            entry = Follow(**held) if "before" in held else Entry(**held)
-            counts = isinstance(entry.tried, int) and isinstance(entry.helped, int)
-            if not (counts and 0 <= entry.helped <= entry.tried):
+            entry = typed(Follow(**held) if "before" in held else Entry(**held))
+            if not 0 <= entry.helped <= entry.tried:
                 raise ValueError("helped must be a count from 0 to tried")
             if isinstance(entry, Entry) and not all(
                 map(math.isfinite, (entry.gain, entry.squares))
             ):
                 raise ValueError("gain and squares must be finite")
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise BadInput(f"{where}:{number}: no entry of a knowledge base: {error}") from None
         found.append(entry)
     return found
@@ -231,7 +230,7 @@ def read(path: Path) -> list[Row]:
         raise BadInput(f"{path}: no such file")
     if path.read_bytes()[:6] == b"SQLite":
         return [*Knowledge(path).entries(), *Knowledge(path).follows()]
-    return from_lines(path.read_text(), str(path))
+    return from_lines(path.read_text(errors="replace"), str(path))
 
 
 def shown(rows: Sequence[Row]) -> str:

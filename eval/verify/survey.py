@@ -20,11 +20,9 @@ from typing import Any
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptxas import PtxasError
-from ptxflow.compiler.compilation import CompiledKernel, Job, compile_kernel
+from ptxflow.compiler.compilation import CompiledKernel, Job, compile_chunk
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.family import Problem
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import natural_int, parse_axes, positive_int
@@ -47,6 +45,7 @@ STAGES = {
     "AssemblyError": "ptxas notes, spills or SASS",
 }
 HEADS = ("family", "strategies", "refused", "shapes without any", "emulated", "right")
+CHUNK = 8  # kernels to one disassembler run, which takes a third of a second to start
 DIGESTED = 4  # kernels of a family, whose digest says whether they have changed since
 
 
@@ -64,39 +63,43 @@ class Row:
     emulated: str | None = None  # what is wrong, or nothing; None: not emulated
 
 
-def row_of(device: Device, log: Path | None, until: float, asked: tuple[Job, bool]) -> Row | None:
-    """A strategy taken through every stage, and through the emulator if that is asked for; nothing
-    where it is not in the log and the clock (`time.time`) is at `until`."""
-    (problem, strategy), emulate = asked
-    name = device.name, repr(problem), repr(strategy), repr(emulate)
-    known = Log(log)
-    if time.time() > until and name not in known:
-        return None
-    found = known.get(name, lambda: asdict(_row_of(device, *asked)))
-    return Row(**found | {"techniques": tuple(found["techniques"])})
+def rows_of(
+    device: Device, log: Path | None, until: float, asked: Sequence[tuple[Job, bool]]
+) -> list[Row]:
+    """Strategies taken through every stage, and through the emulator those for which that is asked;
+    those alone that are in the log where the clock (`time.time`) is at `until`."""
+    known, late, rows = Log(log), time.time() > until, list[Row]()
+    named = [((device.name, *map(repr, (*job, emulate))), job, emulate) for job, emulate in asked]
+    left = {} if late else {name: (*job, device) for name, job, _ in named if name not in known}
+    made = dict(zip(left, compile_chunk([*left.values()]), strict=True))
+    for name, job, emulate in named:
+        if name in known or not late:
+            found = known.get(name, partial(_row_of, *job, device, emulate, made.get(name)))
+            rows.append(Row(**found | {"techniques": tuple(found["techniques"])}))
+    return rows
 
 
-def _row_of(device: Device, job: Job, emulate: bool) -> Row:
-    problem, strategy = job
-    try:
-        kernel = compile_kernel(problem, strategy, device)
-    except (CompileError, PtxasError) as refusal:
+def _row_of(
+    problem: Problem, strategy: Strategy, device: Device, emulate: bool,
+    kernel: CompiledKernel | Exception | None,
+) -> Summary:  # fmt: skip
+    if not isinstance(kernel, CompiledKernel):
         chosen = " ".join(f"{name}={value}" for name, value in strategy.choices)
-        kind = type(refusal).__name__
-        return Row(
+        kind = type(kernel).__name__
+        return asdict(Row(
             strategy.family, _who(problem), refused=STAGES.get(kind, kind),
-            reason=f"{chosen}: {kind}: {refusal}",
-        )  # fmt: skip
+            reason=f"{chosen}: {kind}: {kernel}",
+        ))  # fmt: skip
     wrong = None
     if emulate:
         found = covering_emulation(problem, strategy, device, (), SAMPLED)
         wrong = "; ".join(found.complaints)
     seen = tuple(technique for technique, count in kernel.sass.counts.items() if count)
-    return Row(
+    return asdict(Row(
         strategy.family, f"{_who(problem)} {strategy.key}",
         machine_digest(kernel.cubin, kernel.launch), techniques=seen, excess=_excess(kernel),
         emulated=wrong,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def _excess(kernel: CompiledKernel) -> int | None:
@@ -123,8 +126,11 @@ def survey(
         rank[job[1].family] += 1
         asked.append((rank[job[1].family], job))
     turns = [(job, n <= emulate) for n, job in sorted(asked, key=lambda one: one[0])]
-    work = partial(row_of, device, log, time.time() + 60 * minutes)
-    return [row for row in each(work, turns, workers, f"survey for {device.arch}") if row]
+    work = partial(rows_of, device, log, time.time() + 60 * minutes)
+    size = max(1, min(CHUNK, len(turns) // (4 * workers)))
+    chunks = [turns[i : i + size] for i in range(0, len(turns), size)]
+    found = each(work, chunks, workers, f"survey for {device.arch}", f"{size} kernels")
+    return [row for rows in found for row in rows]
 
 
 def summarise(rows: Sequence[Row], empty: Sequence[Problem]) -> Summary:
@@ -212,8 +218,17 @@ def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Pro
     how = args.seed, args.space == "wide"
     if by_definition(args):
         return draw(args.definition, parse_axes(args.axes), device, args.samples, *how), []
-    each = -(-args.samples // len(args.families or definitions()))
-    return draw_shapes(args.families, device, each, *how)
+    families = args.families or list(definitions())
+    count = -(-args.samples // len(families))
+    draws = partial(_shapes, device, count, *how)
+    parts = list(each(draws, families, min(args.jobs, -(-args.samples // 100)), "draw", "family"))
+    return [job for jobs, _ in parts for job in jobs], [p for _, empty in parts for p in empty]
+
+
+def _shapes(
+    device: Device, samples: int, seed: int, wide: bool, family: str
+) -> tuple[list[Job], list[Problem]]:
+    return draw_shapes([family], device, samples, seed, wide)
 
 
 @reports("survey", ptxas.ToolMissing)

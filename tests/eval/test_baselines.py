@@ -11,17 +11,24 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ptxflow.env.measurements import COPY
-from ptxflow.env.tasks.definition import load
-from ptxflow.eval.bench.baselines import is_eager_reference
+from ptxflow.env.tasks.definition import load, names
+from ptxflow.eval.bench.baselines import is_eager_reference, moe, sparse
 from ptxflow.eval.bench.baselines import registry as baselines
-from ptxflow.eval.bench.baselines.registry import Baselines
+from ptxflow.eval.bench.baselines.baseline import Given, Unsupported
+from ptxflow.eval.bench.baselines.registry import Baselines, makers_of
+from ptxflow.eval.bench.checking import compare
+from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.records import best_baseline
+from ptxflow.eval.bench.references import load_reference
+from ptxflow.eval.bench.references.gdn import delta_step, spread
+from ptxflow.eval.bench.references.moe import dequantise
 from ptxflow.eval.bench.session import FEW_ROUNDS, shares
 from ptxflow.eval.bench.timing import time_interleaved
 from tests.builders import python
-from tests.eval.benches import beside, install
+from tests.eval.benches import bench_of, beside, given, install, ready
 
 NORMS = ("rmsnorm_h128", "fused_add_rmsnorm_h2048")
 VOCABULARY = 1000
@@ -242,3 +249,208 @@ def test_chains_of_eager_operations_are_no_libraries() -> None:
     assert not is_eager_reference("fused_add_rmsnorm_h2048", "torch")  # one tuned operation
     code = "import sys, ptxflow.eval.bench.baselines; assert 'torch' not in sys.modules"
     assert python("-c", code).returncode == 0
+
+
+PREFILL, DECODE = "gdn_prefill_qk16_v32_d128_k_last", "gdn_decode_qk16_v32_d128_k_last"
+SIZES = {"num_q_heads": 1, "num_k_heads": 1, "num_v_heads": 2}
+AXES = {"total_seq_len": 61, "num_seqs": 20, "len_cu_seqlens": 21}  # two have no token
+
+
+def chunk_gated_delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None,
+    initial_state: Tensor | None = None, output_final_state: bool = False,
+    cu_seqlens: Tensor | None = None, use_qk_l2norm_in_kernel: bool = False,
+    output: Tensor | None = None, output_state: Tensor | None = None,
+) -> Any:  # fmt: skip
+    """The library's function with its checks, computed token by token; a sequence without tokens is
+    passed over."""
+    given = (q, k, v, g, beta, initial_state, cu_seqlens, output, output_state)
+    q, k, v, g, beta, state, bounds, output, new = (x for x in given if x is not None)
+    assert all(x.is_contiguous() for x in given if x is not None)
+    heads, size = max(q.shape[1], v.shape[1]), q.shape[2]
+    assert g.shape == beta.shape == (len(q), heads) and output.shape == (len(q), heads, size)
+    assert new.shape == state.shape == (len(bounds) - 1, heads, size, size)
+    assert output.dtype == q.dtype == k.dtype == v.dtype == torch.bfloat16
+    assert {x.dtype for x in (g, beta, state, new)} == {torch.float32}
+    assert bounds.dtype == torch.int64 and output_final_state and not use_qk_l2norm_in_kernel
+    for s, (first, end) in enumerate(pairwise(bounds.tolist())):
+        now = state[s]
+        for t in range(first, end):
+            queries, keys = spread(q[t], heads), spread(k[t], heads)
+            out, now = delta_step(now, queries, keys, v[t].float(), g[t], beta[t])
+            output[t] = out * (scale or size**-0.5)
+        if end > first:
+            new[s] = now
+    return output, new
+
+
+def test_flashinfer_gets_decays_and_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, gdn_prefill__chunk_gated_delta_rule=chunk_gated_delta_rule)
+    definition = load(PREFILL).resized(**SIZES)
+    found = beside(definition, AXES)
+    assert 0 in found.bench.fill(1)[0]["cu_seqlens"].diff()
+    assert list(found.calls(every=True)) == [COPY, "torch.chunked", "flashinfer"]
+    assert found.about() == {}
+    install(monkeypatch, gdn_prefill__chunk_gated_delta_rule=_transposed)
+    found = beside(definition, AXES)
+    found.calls(every=True)
+    assert list(found.disagree["flashinfer"]) == ["new_state"]
+
+
+def _transposed(*inputs: Any, **outputs: Any) -> None:
+    """A library that has another order of the state's dimensions."""
+    state = chunk_gated_delta_rule(*inputs, **outputs)[1]
+    state.copy_(state.mT.clone())
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+@pytest.mark.parametrize("forgets", [False, True])
+def test_chunks_are_the_recurrence(with_state: bool, forgets: bool) -> None:
+    definition = load(PREFILL).resized(**SIZES)
+    inputs = make_inputs(definition, {"total_seq_len": 133, "num_seqs": 3, "len_cu_seqlens": 4}, 0)
+    if forgets:  # a head and a token whose decay is 0 in float32
+        inputs["A_log"][1], inputs["a"][70, 1] = 4.0, 5.0
+    if not with_state:
+        inputs["state"] = None
+    made = ready("torch.chunked", given(definition, inputs))
+    assert made.outputs is not None
+    expected = load_reference(definition)(*inputs.values())
+    for ours, right in zip(made.outputs(), expected, strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-2, atol=1e-4)
+
+
+def test_prefill_has_the_chunked_form_and_decoding_the_reference() -> None:
+    assert list(makers_of(load(PREFILL))) == [COPY, "torch.chunked", "flashinfer"]
+    assert list(makers_of(load(DECODE))) == [COPY, "torch"]
+
+
+INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"
+MOE = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
+SPARSE = [name for name in names() if "sparse_attention" in name]
+SPARSE_SIZES = {
+    "num_qo_heads": 4, "head_dim_ckv": 64, "head_dim_kpe": 16, "topk": 40,
+    "num_experts": 32, "num_local_experts": 4, "hidden_size": 256, "intermediate_size": 128,
+    "gemm1_out_size": 256, "num_hidden_blocks": 2, "num_intermediate_blocks": 1,
+    "num_gemm1_out_blocks": 2,
+}  # fmt: skip
+PLACES: list[tuple[str, dict[str, int]]] = [
+    *((name, {"num_tokens": 20, "num_pages": 50}) for name in SPARSE),
+    (SPARSE[0], {"num_tokens": 3, "num_pages": 9}),  # fewer slots than a token may choose
+    (INDEXER, {"batch_size": 20, "max_num_pages": 9, "num_pages": 60}),
+    (INDEXER, {"batch_size": 3, "max_num_pages": 2, "num_pages": 9}),
+    (MOE, {"seq_len": 20}),
+    (MOE, {"seq_len": 1}),
+    (MOE, {"seq_len": moe.COUNTED}),
+]
+
+
+def resized(name: str) -> Any:
+    definition = load(name)
+    fixed = {"topk", "page_size"} if name == INDEXER else {"page_size"}
+    sizes = {a: v for a, v in SPARSE_SIZES.items() if a in set(definition.const_axes) - fixed}
+    return definition.resized(**sizes)
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda formula, **options: formula)
+
+
+@pytest.mark.parametrize(("name", "axes"), PLACES)
+def test_every_formula_computes_it_on_every_seed(name: str, axes: dict[str, int]) -> None:
+    found = beside(resized(name), axes)
+    bench, calls = found.bench, found.calls(every=True)
+    formulas = [baseline for baseline in calls if baseline.startswith("torch")]
+    assert formulas == ["torch.grouped" if name == MOE else "torch", "torch.compile"]
+    assert found.disagree == {} and next(iter(calls)) == COPY
+    assert not any(baseline.startswith("torch") for baseline in found.absent)
+    for seed in bench.seeds[::-1]:
+        inputs, expected = bench.fill(seed)
+        for baseline in formulas:
+            made = ready(baseline, Given(found.definition, bench.tensors, bench.scalars, 0))
+            for out, (output, right) in zip(made.outputs(), expected.items(), strict=True):
+                assert out.dtype == bench.case.outputs[output][1]
+                assert not compare(out, right, bench.case.tolerance[output]).wrong
+        assert not any(bool(count) for count in bench.disturbances(inputs).values())
+
+
+def test_a_moe_follows_weights_that_change() -> None:
+    """They are widened before a call, and again before it is compared."""
+    definition = resized(MOE)
+    bench = bench_of(definition, {"seq_len": 20})
+    bench.fill(1)
+    made = ready("torch.grouped", Given(definition, bench.tensors, bench.scalars, 0))
+    expected = bench.fill(2)[1]["output"]
+    limit = bench.case.tolerance["output"]
+    assert not compare(made.outputs()[0], expected, limit).wrong
+    assert compare(made.call(), expected, limit).wrong
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("tokens", [1, moe.COUNTED - 1, moe.COUNTED])
+def test_a_count_of_rows_changes_nothing(tokens: int, elsewhere: bool) -> None:
+    definition = resized(MOE)
+    inputs = make_inputs(definition, {"seq_len": tokens}, 3)
+    if elsewhere:  # no token chooses an expert of this rank
+        inputs["routing_bias"][inputs["local_expert_offset"] :][:4] = -1e3
+    counted = moe.arguments(given(definition, inputs))
+    assert counted[-1] == (tokens >= moe.COUNTED)
+    one, other = (moe.experts(*[*counted[:-1], flag]) for flag in (False, True))
+    assert torch.equal(one, other)
+    assert bool(one.any()) == (not elsewhere)
+
+
+def test_nothing_waits_for_the_device() -> None:
+    """Tensors without values have no host to be read on."""
+    for name, axes in (PLACES[0], PLACES[4], PLACES[6]):
+        definition = resized(name)
+        made = make_inputs(definition, axes, 1, torch.device("meta"))
+        shapes = definition.shapes(definition.outputs, definition.bind(axes))
+        for n, shape in shapes.items():
+            made[n] = torch.empty(shape or (), device="meta")
+        compiled = ready("torch.compile", given(definition, made))
+        for out, shape in zip(compiled.outputs(), shapes.values(), strict=True):
+            assert out.shape == shape
+
+
+def test_scores_keep_float32_on_a_gpu() -> None:
+    with FakeTensorMode():
+        q, k = (torch.empty(3, n, 512, dtype=torch.bfloat16, device="cuda") for n in (16, 256))
+        z = sparse.product(q, k.mT)
+        assert (z.shape, z.dtype) == ((3, 16, 256), torch.float32)
+
+
+def cutlass_fused_moe(
+    input: Tensor, token_selected_experts: Tensor, token_final_scales: Tensor,
+    fc1_expert_weights: Tensor, fc2_expert_weights: Tensor, output_dtype: torch.dtype,
+    quant_scales: list[Tensor], ep_size: int, ep_rank: int, output: Tensor,
+    use_deepseek_fp8_block_scale: bool,
+) -> list[Tensor]:  # fmt: skip
+    """The library's function with its checks, computed choice by choice."""
+    assert use_deepseek_fp8_block_scale and output_dtype == torch.bfloat16 == input.dtype
+    assert token_selected_experts.dtype == torch.int32
+    assert token_final_scales.dtype == torch.float32
+    assert fc1_expert_weights.dtype == fc2_expert_weights.dtype == torch.float8_e4m3fn
+    assert {len(scale.shape) for scale in quant_scales} == {3}
+    local = len(fc1_expert_weights)
+    assert ep_size * local == 32 and 0 <= ep_rank < ep_size
+    total = torch.zeros(output.shape)
+    for t, place in (token_selected_experts // local == ep_rank).nonzero().tolist():
+        expert = int(token_selected_experts[t, place]) - ep_rank * local
+        up, down = (
+            dequantise(w[expert], scale[expert])
+            for w, scale in zip((fc1_expert_weights, fc2_expert_weights), quant_scales, strict=True)
+        )
+        linear, gate = (up @ input[t].float()).chunk(2)
+        total[t] += token_final_scales[t, place] * (down @ (linear * gate.sigmoid() * gate))
+    output.copy_(total)
+    return [output]
+
+
+def test_flashinfer_gets_a_choice_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, fused_moe__cutlass_fused_moe=cutlass_fused_moe)
+    found = beside(resized(MOE), {"seq_len": 21})
+    assert "flashinfer" in found.calls(every=True) and found.about() == {}
+    held = {**found.bench.tensors, **found.bench.scalars, "local_expert_offset": 6}
+    with pytest.raises(Unsupported, match="ranks of 4 experts"):
+        ready("flashinfer", given(found.definition, held))

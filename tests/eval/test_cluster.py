@@ -55,12 +55,12 @@ class Executor:
 class Scheduler:
     """In place of `distributed.Client`: workers by address, with what they offer and say."""
 
-    def __init__(self, gpus: dict[str, dict[str, Any]], dying: tuple[str, ...] = ()):
+    def __init__(self, gpus: dict[str, dict[str, Any]]):
         self.said = {a: {"gpu": H200_GPU, "code": cache.sources(), "ptxas": "13"} | s
                      for a, s in gpus.items()}  # fmt: skip
         self.workers: dict[str, Any] = {a: {"resources": cluster.GPU} for a in gpus}
         self.workers["compiler"] = {"resources": cluster.COMPILE}
-        self.dying = set(dying)
+        self.dying: set[str] = set()
         self.calls: list[tuple[str, str]] = []
 
     def scheduler_info(self, n_workers: int) -> dict[str, Any]:
@@ -74,21 +74,15 @@ class Scheduler:
         if work is cluster.about:
             return json.dumps(self.said[address])
         if work is cluster.run:
-            return json.dumps(self.said[address].get("outcome", {"status": "ok", "by": address}))
+            outcome = self.said[address].get("outcome", {"status": "ok", "by": address})
+            return json.dumps([outcome] * len(json.loads(given[1])))
         return work(*given)
 
 
 def connected(scheduler: Scheduler, **options: Any) -> tuple[Cluster, list[str]]:
     """A cluster that needs no Dask, and what it says."""
     said: list[str] = []
-    made = Cluster.__new__(Cluster)
-    fields: dict[str, Any] = {
-        "address": "tcp://here:1", "command": (), "compile_in": cluster.compile_text,
-        "say": said.append, "kind": None, "client": scheduler, "child": "[]",
-        "_bound": {}, "_strangers": set(), "_lock": cluster.threading.Lock(),
-    }  # fmt: skip
-    vars(made).update(fields | options)
-    return made, said
+    return Cluster("tcp://here:1", say=said.append, client=scheduler, **options), said
 
 
 @pytest.fixture(autouse=True)
@@ -229,16 +223,25 @@ def test_a_machinery_that_fails_there_fails_here(tmp_path: Path) -> None:
 
 
 def test_the_child_is_given_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Child:
+    class Child(Worker):
         def run(self, job: dict[str, Any], timeout: float) -> dict[str, Any]:
             paths = [k["image"] for k in job.get("kernels", [job])]
             return {"status": "ok", "read": [Path(p).read_text() for p in paths]}
 
     monkeypatch.setattr(cluster, "_child", lambda command: Child())
-    one = cluster.run("[]", json.dumps({"image": "elsewhere"}), [b"x"], 1.0)
-    kernels = {"kernels": [{"image": "p"}, {"image": "q"}]}
-    two = cluster.run("[]", json.dumps(kernels), [b"y", b"z"], 1.0)
-    assert [json.loads(t)["read"] for t in (one, two)] == [["x"], ["y", "z"]]
+    jobs = [{"image": "elsewhere"}, {"kernels": [{"image": "p"}, {"image": "q"}]}]
+    told = json.loads(cluster.run("[]", json.dumps(jobs), [b"x", b"y", b"z"], 1.0))
+    assert [t["read"] for t in told] == [["x"], ["y", "z"]]
+
+
+def test_a_batch_that_a_host_was_lost_over_is_done_one_by_one(tmp_path: Path) -> None:
+    scheduler = Scheduler({"a": {}, "b": {}})
+    first, second = connected(scheduler)[0].gpus(H200)
+    scheduler.dying = {"a"}
+    scheduler.workers["c"], scheduler.said["c"] = scheduler.workers["b"], scheduler.said["b"]
+    told = first.run_all([job(tmp_path)] * 3, 1.0)
+    assert told == [{"status": "ok", "by": "c"}] * 3 and second.address == "b"
+    assert [w for a, w in scheduler.calls if a == "c"] == ["about", *["run"] * 3]
 
 
 def test_compilers_answer_or_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:

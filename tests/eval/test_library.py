@@ -25,6 +25,7 @@ from ptxflow.compiler.kernels import family
 from ptxflow.compiler.library.manifest import Manifest, read_manifest
 from ptxflow.env.measurements import SCREEN
 from ptxflow.env.reward import ModelReward
+from ptxflow.env.space import digits, sizes_of
 from ptxflow.env.tasks.definition import load, names, parse
 from ptxflow.eval.bench.measurer import Measurer
 from ptxflow.eval.bench.records import Record, read_records
@@ -35,7 +36,7 @@ from ptxflow.eval.sample.looks import Judge, Look
 from ptxflow.eval.sample.ranges import bounds, find_ranges, looks, spaced
 from ptxflow.eval.sample.solution import read_solution
 from ptxflow.eval.sample.time_model import SCREENED, TimeModel
-from ptxflow.eval.sample.widened import WideReward, around, digits, nearest, widened
+from ptxflow.eval.sample.widened import WideReward, around, nearest, widened
 from tests.builders import LAUNCH, compiled, refused, space_at, untrained
 from tests.scripted_gpu import MADE, scripted_gpu
 
@@ -304,8 +305,8 @@ def test_a_race_leaves_what_the_reward_was_wrong_of(monkeypatch: pytest.MonkeyPa
         return at.look(sizes, lambda s: np.zeros(len(s)), lambda p: np.arange(4), "both")
 
     every = np.unique([c for n in (1, 8, 64, 300, HIGH) for c in look({AXIS: n}).codes])
-    held = digits(every, at.family)[:, own]
-    first = digits(np.array(look({AXIS: 64}).best[:1]), at.family)[0, own]
+    held = digits(every, sizes_of(at.family))[:, own]
+    first = digits(np.array(look({AXIS: 64}).best[:1]), sizes_of(at.family))[0, own]
     monkeypatch.setattr(sys.modules[__name__], "LIKED", every[held == first])
     gpu = Biased(at, GpuTiming(at, None, 2, {}), 0)
     timing = GpuTiming(at, cast(Measurer, gpu), 2, {}, 10, clock=lambda: gpu.spent)

@@ -1,21 +1,88 @@
-"""What ranks a policy's strategies, on its own device and on another; how far a workload is from
-what was trained."""
+"""What ranks a policy's strategies and chooses portfolios of them; what studies draw; how far a
+workload is from what was trained."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ptxflow.compiler.device import B200
 from ptxflow.env import reward_source
+from ptxflow.env.cost import model_tflops
+from ptxflow.env.measurements import Measurement
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.reward_source import describe
 from ptxflow.env.surrogate import SurrogateReward
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.sample.draws import ANY, default_checkpoint, usual_checkpoint
+from ptxflow.eval.sample.portfolio import choose, costs, mean_loss, merged
 from ptxflow.eval.sample.selection import far_from_training, reward_of
+from ptxflow.eval.study.draws import SHARPNESSES, best_of, by_model, sharpness
+from ptxflow.eval.study.metrics import measured_target
+from ptxflow.eval.study.search.replay import Replay, relative_times
+from ptxflow.eval.study.tables import by_model as by_model_table
+from ptxflow.eval.study.tables import sharpness as sharpness_table
 from ptxflow.gfn.checkpoint import read
+from tests.builders import space_at
+
+
+def test_the_best_of_draws() -> None:
+    times = np.array([4.0, 2.0, np.inf, 1.0, *[8.0] * 96])
+    sure = np.where(times == 1, 0.0, -1000.0)
+    assert best_of(sure, times, 3, 1.0, "a").tolist() == [1.0] * 3
+    uniform = best_of(np.zeros(100), times, 40, 1.0, "a")
+    assert np.array_equal(uniform, best_of(sure, times, 40, 0.0, "a")), "to the power 0: uniform"
+    assert set(uniform) <= {1.0, 2.0, 4.0, 8.0} and not np.array_equal(
+        uniform, best_of(np.zeros(100), times, 40, 1.0, "b")
+    )
+    failed = np.array([1.0, *[np.inf] * 9])
+    assert best_of(np.array([-1e9, *[0.0] * 9]), failed, 2, 1.0, "a").max() < np.inf
+
+
+def test_sharper_draws_from_the_truth_lose_less(replays: list[Replay]) -> None:
+    logs = {r.name: measured_target(r) for r in replays}
+    found = sharpness(replays, logs, 10)
+    losses = [found["held out"][f"{b:g}"][0] for b in SHARPNESSES]
+    assert losses[-1] == pytest.approx(0, abs=1e-3) and losses[0] is not None
+    assert losses[0] > 0.001 and sorted(losses, key=lambda v: -(v or 0)) == losses
+    assert "| held out |" in sharpness_table({"sharpness": found})
+    assert sharpness_table({"sharpness": {}}) == ""
+
+
+def test_the_power_that_trained_workloads_would_choose_is_told() -> None:
+    trained = {"1": [0.004, 0.003, 0.005], "2": [0.001, 0.001, 0.002], "4": [0.001, 0.0009, 0.002],
+               "8": [0.00095, 0.00095, 0.00095]}  # fmt: skip
+    held = {b: [0.01 * float(b), 0.0, 1.0] for b in trained}
+    text = sharpness_table({"sharpness": {"held out": held, "trained": trained}})
+    assert text.endswith("4.0% at 4 and 8.0% at 8 on the held-out ones.")
+
+
+def test_another_device_by_its_model() -> None:
+    space = space_at("rmsnorm_h4096", {"batch_size": 7}, B200)
+    tflops = model_tflops(space.family, space.fields(), space.problem, B200)
+    item = by_model([space], {"policy b200": [50 * tflops / tflops.max()]}, 8, 8.0)
+    assert (item["device"], item["workloads"]) == ("b200", 1)
+    ours, uniform = (item["loss"][n][0] for n in ("policy b200", "uniform random"))
+    assert 0 <= ours < uniform
+    table = by_model_table({"by_model": [item]}).splitlines()
+    assert table[2].startswith("| B200, held-out problems: 1 | policy b200 |")
+
+
+def row(tile: int, time: float, *, timing_pass: str = "screen", status: str = "ok") -> Measurement:
+    return Measurement(
+        "gemm", {"M": 8}, "h200", "gemm", {"tile": tile}, status, timing_pass,
+        latency_us=time, baseline_us=10.0,
+    )  # fmt: skip
+
+
+def test_refined_times_win_and_failures_do_not_count() -> None:
+    rows = [row(1, 5.0), row(1, 6.0, timing_pass="refine"), row(2, 1.0, status="wrong")]
+    assert relative_times(rows) == {(("tile", 1),): 0.6}
+    assert relative_times(rows[::-1]) == {(("tile", 1),): 0.6}
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +178,67 @@ def test_inputs_of_which_nothing_was_trained(about: dict[str, Any]) -> None:
     rows = {**about, "settings": {**about["settings"], "definitions": ["gemm_n128_k2048"]}}
     said = far_from_training(rows, load("rmsnorm_h4096"), {"batch_size": 8})
     assert said == "no definition with these inputs was trained"
+
+
+def made_up(seed: int, sizes: int = 12, kernels: int = 14) -> np.ndarray:
+    """Kernels that are each good around a size of their own, some of them not everywhere."""
+    rng = np.random.default_rng(seed)
+    own, width = rng.uniform(0, sizes, kernels), rng.uniform(2, 8, kernels)
+    away = np.abs(np.arange(sizes)[:, None] - own) / width
+    times = np.exp(away + 0.1 * rng.standard_normal(away.shape))
+    times[(away > 2) & (rng.random(away.shape) < 0.5)] = np.inf
+    return times
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+def test_near_the_best_of_all_portfolios(seed: int, most: int) -> None:
+    times = made_up(seed)
+    cost, found = costs(times), choose(times, most)
+    assert len(set(found)) == len(found) <= most
+    every = itertools.combinations(range(times.shape[1]), most)
+    best = min(cost[:, list(some)].min(1).mean() for some in every)
+    reached = cost[:, list(found)].min(1).mean()
+    assert best - 1e-12 <= reached <= 1.15 * best
+    if most == 1:
+        assert reached == pytest.approx(best)
+
+
+def test_mostly_the_best_of_all_portfolios() -> None:
+    hits = 0
+    for seed in range(40):
+        cost = costs(times := made_up(seed))
+        every = itertools.combinations(range(times.shape[1]), 3)
+        best = min(cost[:, list(some)].min(1).mean() for some in every)
+        hits += cost[:, list(choose(times, 3))].min(1).mean() < best + 1e-9
+    assert hits >= 32
+
+
+def test_every_size_is_served_before_any_is_served_well() -> None:
+    times = np.array([[1.0, 9.0, np.inf], [1.0, 9.0, np.inf], [np.inf, 9.0, 1.0]])
+    assert choose(times, 1) == (1,)
+    assert set(choose(times, 2)) == {0, 2}
+    assert set(choose(times, 3)) == {0, 2}  # a third would gain nothing
+    assert mean_loss(times, (1,)) == pytest.approx(np.log(9))
+    assert mean_loss(times, (0, 2)) == 0
+
+
+def test_a_portfolio_needs_a_kernel_and_room() -> None:
+    for times, most in ((np.ones((2, 0)), 1), (np.ones((2, 2)), 0)):
+        with pytest.raises(ValueError, match="a portfolio of"):
+            choose(times, most)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_merging_changes_no_size(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    bounds = [np.unique(rng.integers(1, 60, n)) for n in (6, 5)]
+    cells = np.repeat(np.repeat(rng.integers(0, 2, (3, 3)), 2, 0), 2, 1)
+    cells = cells[: len(bounds[0]), : len(bounds[1])]
+    found, fewer = merged(bounds, cells)
+    assert fewer.shape == tuple(map(len, found)) and fewer.size <= cells.size
+    for place in itertools.product(*(range(1, b[-1] + 1) for b in bounds)):
+        old = tuple(np.searchsorted(b, v) for b, v in zip(bounds, place, strict=True))
+        new = tuple(np.searchsorted(b, v) for b, v in zip(found, place, strict=True))
+        assert cells[old] == fewer[new]
+    assert merged(found, fewer)[0] == found  # nothing is left to merge

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import random
+import time
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,7 @@ from ptxflow.compiler.ir import Op, UOp, digest, edit, walk
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench.kept import main
 
 PTX = """.version 8.8
 .target sm_90a
@@ -130,14 +135,6 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert entries(tmp_path) == [] and kept.get("abcd") is None
 
 
-def test_many_through_the_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted(monkeypatch)
-    cache.assemble(PTX, "sm_90a")
-    results = cache.assemble_many([(PTX, "sm_90a"), (PTX.replace("mov", "movx"), "sm_90a")], 2)
-    assert isinstance(results[0], ptxas.Assembly) and isinstance(results[1], ptxas.PtxasError)
-    assert counted.calls == 2
-
-
 def a_kernel(at: int) -> tuple[UOp, list[Trip]]:
     family, problem = find_problem(load("gemm_n128_k2048"), {"M": 17})
     space = enumerate_space(family, problem, H200)
@@ -175,3 +172,71 @@ def test_a_refusal_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(HazardError):
             cache.check(broken, trips, H200)
     assert not entries(folder)
+
+
+def test_an_entry_at_another_ones_place_is_seen(folder: Path) -> None:
+    kept = cache.store()
+    kept.put("ab" * 32, b"mine")
+    (entry,) = entries(folder)
+    (folder / "cd").mkdir()
+    entry.rename(folder / "cd" / ("cd" * 31))
+    assert kept.get("cd" * 32) is None and kept.get("ab" * 32) is None
+
+
+def write(folder: str, seed: int) -> int:
+    """Puts and gets payloads of few keys, of which another process writes the same; how many reads
+    were neither right nor none."""
+    kept, rng, wrong = cache.Store(Path(folder)), random.Random(seed), 0
+    for _ in range(200):
+        name = cache.key(str(rng.randrange(8)))
+        kept.put(name, name.encode() * 1000)
+        asked = cache.key(str(rng.randrange(8)))
+        wrong += kept.get(asked) not in (None, asked.encode() * 1000)
+    return wrong
+
+
+def test_many_writers_need_no_lock(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(3) as pool:
+        assert sum(pool.map(write, [str(tmp_path)] * 3, range(3))) == 0
+    assert len(entries(tmp_path)) == 8 and cache.Store(tmp_path).clear(0.0, True)[0] == 8
+
+
+def test_what_is_unused_or_damaged_is_cleared(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept, day = cache.store(), 86400.0
+    for letter in "abc":
+        kept.put(letter * 64, b"payload")
+    old, bad, _ = entries(folder)
+    os.utime(old, (0, time.time() - 9 * day))
+    bad.write_bytes(bad.read_bytes()[:-1])
+    (folder / "aa" / ".new-left").write_bytes(b"")
+    os.utime(folder / "aa" / ".new-left", (0, 0))
+    assert main(["--unused", "8", "--damaged"]) == 0
+    assert "1 entries" in (said := capsys.readouterr().out) and "2 removed" in said
+    assert entries(folder) == [folder / "cc" / ("c" * 62)]
+    os.utime(entries(folder)[0], (0, time.time() - 9 * day))
+    assert kept.get("c" * 64) == b"payload"  # it is used: it stays
+    assert kept.clear(time.time() - 8 * day) == (1, 72, 0)
+
+
+def test_a_url_is_a_cache_of_many_hosts(tmp_path: Path) -> None:
+    there = f"memory://{tmp_path}"
+    one, other = (cache.Remote(there, cache.Store(tmp_path / host)) for host in "ab")
+    one.put("ab" * 32, b"payload")
+    assert other.get("ab" * 32) == b"payload" and other.get("cd" * 32) is None
+    assert other.near.get("ab" * 32) == b"payload"
+    assert [(name, size) for name, size, _ in other.entries()] == [("ab" * 32, 72)]
+    one.files.pipe_file(one._at("ab" * 32), b"torn")
+    assert cache.Remote(there, cache.Store(tmp_path / "c")).get("ab" * 32) is None
+    one.put("cd" * 32, b"payload")
+    assert other.clear(0.0, damaged=True) == (1, 72, 1)
+    assert other.clear(time.time() + 1) == (0, 0, 1) and not [*other.entries()]
+
+
+def test_a_url_that_is_none_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(cache.VARIABLE, "nothing://there")
+    assert main([]) == 2
+    assert "cache: PTXFLOW_CACHE=nothing://there: " in capsys.readouterr().err

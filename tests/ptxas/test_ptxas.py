@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ptxflow.compiler.backend import ptxas
-from ptxflow.compiler.backend.ptxas import Assembly, PtxasError, ToolMissing
+from ptxflow.compiler.backend.ptxas import PtxasError, ToolMissing
 
 ARCHS = ("sm_90a", "sm_100a")
 
@@ -70,12 +70,11 @@ def test_the_pipe_gives_the_same_cubin_as_a_file(tmp_path: Path) -> None:
     assert ptxas.assemble(text, "sm_90a").cubin == out.read_bytes()
 
 
-def test_spills_are_a_complaint_unless_allowed() -> None:
+def test_spills_are_a_complaint() -> None:
     made = ptxas.assemble(program(SPILL, bounds=".maxnreg 32"), "sm_90a")
     assert made.usage.spill_stores > 0 and made.usage.spill_loads > 0 and made.usage.stack > 0
     spill, stack = ptxas.check(made)
     assert f"{made.usage.spill_stores} bytes of stores" in spill and "stack" in stack
-    assert ptxas.check(made, allow_spills=True) == []
 
 
 def test_local_memory_is_a_complaint() -> None:
@@ -84,12 +83,12 @@ def test_local_memory_is_a_complaint() -> None:
     assert [c for c in ptxas.check(made) if "local memory" in c]
 
 
-def test_ignored_setmaxnreg_is_a_note_that_allow_spills_does_not_hide() -> None:
+def test_ignored_setmaxnreg_is_a_note_and_a_complaint() -> None:
     text = program("setmaxnreg.inc.sync.aligned.u32 232;\n" + STORE, bounds="")
     made = ptxas.assemble(text, "sm_90a")
     assert [note.code for note in made.notes] == ["C7508"]
     assert "setmaxnreg" in made.notes[0].text
-    assert ptxas.check(made, allow_spills=True)[0].startswith("C7508: ")
+    assert ptxas.check(made)[0].startswith("C7508: ")
     bounded = program("setmaxnreg.inc.sync.aligned.u32 232;\n" + STORE)
     assert ptxas.assemble(bounded, "sm_90a").notes == ()
 
@@ -115,16 +114,6 @@ def test_refusal_without_a_line() -> None:
     with pytest.raises(PtxasError, match="sm_100a") as caught:
         ptxas.assemble(program(STORE, "sm_90a"), "sm_100a")
     assert caught.value.line is None
-
-
-def test_many_keep_order_and_return_refusals() -> None:
-    good, bad = program(STORE), program("movx.u32 %r2, %r1;")
-    first, second, third = ptxas.assemble_many(
-        [(good, "sm_90a"), (bad, "sm_90a"), (program(STORE, "sm_100a"), "sm_100a")], workers=2
-    )
-    assert isinstance(first, Assembly) and isinstance(third, Assembly)
-    assert (first.arch, third.arch) == ARCHS
-    assert isinstance(second, PtxasError)
 
 
 def test_report_round_trip() -> None:
@@ -166,7 +155,7 @@ def test_missing_tool_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(ptxas, "DEFAULT_BIN", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolMissing) as caught:
-        ptxas.assemble_many([(program(STORE), "sm_90a")])
+        ptxas.assemble(program(STORE), "sm_90a")
     message = str(caught.value)
     assert f"pip install {ptxas.WHEEL}" in message and ptxas.OVERRIDE in message
     assert "\n" not in message

@@ -1,4 +1,5 @@
-"""SASS signatures: every one against its own example, and against code that ptxas makes."""
+"""SASS signatures: every one against its own example, and against code that ptxas makes; an RMSNorm
+strategy's loads are in the order that it says."""
 
 from __future__ import annotations
 
@@ -7,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from ptxflow.compiler.backend import cache, ptxas, sass
+from ptxflow.compiler.compilation import CompiledKernel, compile_chunk
+from ptxflow.compiler.device import Device
+from tests.families.rmsnorm import problem, strategy
+from tests.families.row import B200, H200, crossed
 
 ARCHS = ("sm_90a", "sm_100a")
 HEADER = """.version 8.8
@@ -203,3 +208,31 @@ def test_missing_nvdisasm(monkeypatch: pytest.MonkeyPatch, kernels: dict[str, by
     monkeypatch.setenv(sass.OVERRIDE, "/nowhere/nvdisasm")
     with pytest.raises(ptxas.ToolMissing, match=sass.OVERRIDE):
         sass.check(kernels["sm_90a"], "sm_90a", [])
+
+
+def loads_before_the_sum(row_threads: int, residual: bool, dev: Device) -> dict[str, int]:
+    """Loads from global memory before the first shuffle, by when the weights are loaded."""
+    found = {}
+    chosen = {w: strategy(row_threads=row_threads, rows=1, weights=w) for w in ("early", "late")}
+    p = problem(4096, residual=residual)
+    for when, made in zip(
+        chosen, compile_chunk([(p, s, dev) for s in chosen.values()]), strict=True
+    ):
+        assert isinstance(made, CompiledKernel), made
+        names = [i.opcode.partition(".")[0] for i in sass.disassemble(made.cubin)]
+        found[when] = names[: names.index("SHFL")].count("LDG")
+    return found
+
+
+@pytest.mark.parametrize(("dev", "residual", "row_threads"), [
+    pytest.param(*case, marks=[pytest.mark.slow] * slow)
+    for *case, slow in crossed((H200, B200), (False, True), (256, 512))
+])  # fmt: skip
+def test_early_weights_do_not_wait_for_the_row(
+    dev: Device, residual: bool, row_threads: int
+) -> None:
+    """Else a kernel of one row waits for memory twice, one time after the other."""
+    vectors = 4096 // 8 // row_threads
+    found = loads_before_the_sum(row_threads, residual, dev)
+    assert found["early"] == (2 + residual) * vectors
+    assert found["late"] <= found["early"]

@@ -106,10 +106,10 @@ def test_the_survey_of_random_shapes_counts_by_family(capsys, monkeypatch):  # t
     shown = capsys.readouterr().out
     assert "4 of 4 strategies build" in shown and "\nsampling  2 " in shown
 
-    def refuse(*job: object) -> None:
-        raise IllegalStrategy("no such thing")
+    def refuse(tasks: list[object]) -> list[Exception]:
+        return [IllegalStrategy("no such thing") for _ in tasks]
 
-    monkeypatch.setattr(survey, "compile_kernel", refuse)
+    monkeypatch.setattr(survey, "compile_chunk", refuse)
     assert survey.main([*few, "--device", "h200"]) == 1
     shown = capsys.readouterr().out
     assert "{'rules': 4}" in shown and "vocab_size=" in shown and "residency=" in shown

@@ -121,7 +121,6 @@ POSITIVE = {
     "campaign": ["--samples", "--rounds", "--refine-rounds", "--check-seeds", "--jobs"],
     "fit-surrogate": ["--steps", "--folds", "--least", "--jobs"],
     "harness": ["--workloads", "--trials", "--timeout"],
-    "legality": ["--samples", "--workloads", "--jobs"],
     "mutate-values": ["--draws", "--kernels", "--mutants", "--jobs"],
     "mutation": ["--draws", "--kernels", "--jobs"],
     "baselines": ["--rounds"],

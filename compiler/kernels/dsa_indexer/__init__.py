@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.dsa_indexer import blackwell, decisions, hopper
-from ptxflow.compiler.kernels.dsa_indexer.cost import COSTS, demand, features
+from ptxflow.compiler.kernels.dsa_indexer import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCHEMA, accepts
 from ptxflow.compiler.kernels.dsa_indexer.score import ENTRY, SCORES
 from ptxflow.compiler.kernels.dsa_indexer.select import ENTRY as SELECT
@@ -106,20 +105,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(({"topk": topk},), tuple(sizes))
 
 
-DSA_INDEXER = Family(
-    name="dsa_indexer",
-    op_types=("dsa_paged",),
-    decisions=decisions.DECISIONS,
-    rules=decisions.RULES,
-    problem=SCHEMA.problem,
-    resources=decisions.resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+DSA_INDEXER = Family.of(
+    SCHEMA,
+    ("dsa_paged",),
+    decisions,
+    cost,
+    Kernels(build, trips, launch, trial, trials),
     accepts=accepts,
 )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.dsa_sparse.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.dsa_sparse.decisions import DECISIONS, RULES
+from ptxflow.compiler.kernels.dsa_sparse import cost, decisions
 from ptxflow.compiler.kernels.dsa_sparse.kernel import TOPK, AttendToLists, CombineChunks, Lists
-from ptxflow.compiler.kernels.dsa_sparse.problem import SCHEMA, SPARSE
+from ptxflow.compiler.kernels.dsa_sparse.problem import SCHEMA
 from ptxflow.compiler.kernels.mla.combine import first_launch, shared, with_sums
-from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS, resources
+from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
 from ptxflow.compiler.launch import Launch
 
@@ -82,20 +81,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(({n: p[n] for n in constants},), sizes)
 
 
-DSA_SPARSE = Family(
-    name=SPARSE,
-    op_types=("dsa_paged",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=SCHEMA.problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+DSA_SPARSE = Family.of(
+    SCHEMA,
+    ("dsa_paged",),
+    decisions,
+    cost,
+    Kernels(build, trips, launch, trial, trials),
     accepts=lambda inputs: "sparse_indices" in inputs,
 )

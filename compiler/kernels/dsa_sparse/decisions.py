@@ -23,6 +23,7 @@ DECISIONS = (
     Decision("prefetch", (0, 128, 256), "bytes of a latent that L2 brings at once; 0: 16 a lane"),
     *decisions.SECOND,
 )
+resources = decisions.resources
 
 
 def span(f: Fields, problem: Problem) -> Any:

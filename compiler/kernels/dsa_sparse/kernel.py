@@ -14,7 +14,7 @@ from ptxflow.compiler.kernels.mla.attend import Attend, Part
 from ptxflow.compiler.kernels.mla.combine import Combine, Parts
 from ptxflow.compiler.kernels.mla.decisions import MMA_TOKENS
 from ptxflow.compiler.kernels.mla.shape import Shape
-from ptxflow.compiler.kernels.mla.span import Rows, Span
+from ptxflow.compiler.kernels.mla.span import Span, Work
 from ptxflow.compiler.tile.tensors import load_global
 
 LIST = "sparse_indices"
@@ -22,13 +22,13 @@ NONE = 0xFFFFFFFF  # -1: the entry names no row
 TOPK = "topk"  # the dimension that abstract runs may shrink
 
 
-class Lists:
+class Lists(Work):
     """Lists of `topk` entries, `cut` in CTAs of `span` entries each."""
 
-    storage: tuple[UOp, ...] = ()
+    storage = ()
 
     def __init__(self, shape: Shape):
-        self.topk, self.tile = shape.problem["topk"], shape.tile
+        self.shape, self.topk, self.tile = shape, shape.problem["topk"], shape.tile
         self.span = shape.chunk or self.topk
         # of a CTA, or of several that share heads, among those of all lists
         self.place = shape.place
@@ -45,10 +45,6 @@ class Lists:
         tiles = (end - first + (self.tile - 1)) // self.tile
         row = self.place // self.cut
         return [], Span(first, end, tiles, row, const(1), const(1), topk, end, const(0))
-
-    def token(self, span: Span, tile: UOp, number: Value) -> UOp:
-        """The entry of a row of a tile; past the end the last one again."""
-        return (span.first + (tile * self.tile + value(number))).min(span.end - 1)
 
     def entry(self, span: Span, token: UOp) -> tuple[str, UOp]:
         return LIST, span.row * self.topk + token
@@ -72,7 +68,7 @@ class Lists:
 class AttendToLists(Attend):
     """The first kernel."""
 
-    def rows_of(self, prefix: str) -> Rows:
+    def rows_of(self, prefix: str) -> Work:
         return Lists(self)
 
     @property

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.kernels.gdn_decode.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.gdn_decode.decisions import DECISIONS, RULES, resources, revise
+from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.kernels.gdn_decode import cost, decisions
+from ptxflow.compiler.kernels.gdn_decode.decisions import revise
 from ptxflow.compiler.kernels.gdn_decode.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT
 from ptxflow.compiler.kernels.gdn_decode.problem import SCHEMA
@@ -84,21 +84,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(shapes, tuple(sizes))
 
 
-GDN_DECODE = Family(
-    name="gdn_decode",
-    op_types=("gdn",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=SCHEMA.problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=lambda p, s, d: Kernel(p, s, d).build(),
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+GDN_DECODE = Family.of(
+    SCHEMA,
+    ("gdn",),
+    decisions,
+    cost,
+    Kernels(lambda p, s, d: Kernel(p, s, d).build(), trips, launch, trial, trials),
     revise=revise,
     accepts=lambda inputs: "cu_seqlens" not in inputs,
 )

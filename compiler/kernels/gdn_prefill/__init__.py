@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.kernels.attention import few
-from ptxflow.compiler.kernels.gdn_prefill.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.gdn_prefill.decisions import DECISIONS, RULES, UNIT, resources
+from ptxflow.compiler.kernels.gdn_prefill import cost, decisions
+from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_prefill.problem import SCHEMA
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
@@ -65,20 +65,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(shapes, sizes)
 
 
-GDN_PREFILL = Family(
-    name="gdn_prefill",
-    op_types=("gdn",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=SCHEMA.problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=lambda p, s, d: Kernel(p, s, d).build(),
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+GDN_PREFILL = Family.of(
+    SCHEMA,
+    ("gdn",),
+    decisions,
+    cost,
+    Kernels(lambda p, s, d: Kernel(p, s, d).build(), trips, launch, trial, trials),
     accepts=lambda inputs: "cu_seqlens" in inputs,
 )

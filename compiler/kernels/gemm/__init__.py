@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.kernels.gemm import blackwell, hopper
-from ptxflow.compiler.kernels.gemm.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.gemm.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.kernels.gemm import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.problem import SCHEMA
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
@@ -76,20 +74,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials((*shapes, {"N": p["N"], "K": p["K"]}), sizes)
 
 
-GEMM = Family(
-    name="gemm",
-    op_types=("gemm",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=SCHEMA.problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=lambda p, s, d: Tiling(p, s, d).launch(),
-    trial=trial,
-    trials=trials,
+GEMM = Family.of(
+    SCHEMA,
+    ("gemm",),
+    decisions,
+    cost,
+    Kernels(build, trips, lambda p, s, d: Tiling(p, s, d).launch(), trial, trials),
     more=WIDE,
 )

@@ -12,7 +12,7 @@ from typing import Any
 
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels.gemm import problem as gemm
-from ptxflow.compiler.kernels.tensors import Axes
+from ptxflow.compiler.kernels.tensors import Axes, Constants
 
 TENSORS = """
 A [M, K]
@@ -39,6 +39,11 @@ def _work(a: Axes, inputs: Collection[str]) -> tuple[float, float]:
     return flops, moved + gemm.ELEMENT * a["N"] * sum(n for name, n in sizes if name in inputs)
 
 
+def _read(definition: Mapping[str, Any]) -> Constants:
+    """The tensors of the epilogue."""
+    return tuple((name, 1.0) for name in READ if name in definition["inputs"])
+
+
 SCHEMA = replace(
     gemm.SCHEMA,
     family="gemm_epilogue",
@@ -46,13 +51,8 @@ SCHEMA = replace(
     refused=_refused,
     work=_work,
     sharing="A, B, C and what the epilogue reads",
+    constants=_read,
 )
-
-
-def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
-    """See `Schema`; constants name the tensors of the epilogue."""
-    p = SCHEMA.problem(definition, axes)
-    return replace(p, constants=tuple((t, 1.0) for t in READ if t in definition["inputs"]))
 
 
 def inputs(p: Problem) -> tuple[str, ...]:

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Strategy, Trial, Trials
+from ptxflow.compiler.family import Family, Kernels, Problem, Strategy, Trial, Trials
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import gemm
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
-from ptxflow.compiler.kernels.gemm_fp8 import blackwell, hopper
-from ptxflow.compiler.kernels.gemm_fp8.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.gemm_fp8.decisions import DECISIONS, RULES, resources, strategy
+from ptxflow.compiler.kernels.gemm_fp8 import blackwell, cost, decisions, hopper
+from ptxflow.compiler.kernels.gemm_fp8.decisions import strategy
 from ptxflow.compiler.kernels.gemm_fp8.problem import (
     BLOCK,
     FOLLOWING,
@@ -55,19 +54,16 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(tuple(of(shape) for shape in plain.shapes if shape["N"] >= least), sizes)
 
 
-GEMM_FP8 = Family(
-    name="gemm_fp8",
-    op_types=("gemm_fp8",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=SCHEMA.problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=lambda p, s, d: gemm.trips(words(p), strategy(s, d), d),
-    launch=lambda p, s, d: tiling(p, s, d).launch(),
-    trial=trial,
-    trials=trials,
+GEMM_FP8 = Family.of(
+    SCHEMA,
+    ("gemm_fp8",),
+    decisions,
+    cost,
+    Kernels(
+        build,
+        lambda p, s, d: gemm.trips(words(p), strategy(s, d), d),
+        lambda p, s, d: tiling(p, s, d).launch(),
+        trial,
+        trials,
+    ),
 )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.attention import few, held_of, sized
 from ptxflow.compiler.kernels.attention.sequences import SCALE
+from ptxflow.compiler.kernels.gqa_decode import cost, decisions
 from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
 from ptxflow.compiler.kernels.gqa_decode.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.gqa_decode.combine import Combine
-from ptxflow.compiler.kernels.gqa_decode.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.gqa_decode.decisions import DECISIONS, RULES, SYNC, resources
+from ptxflow.compiler.kernels.gqa_decode.decisions import SYNC
 from ptxflow.compiler.kernels.gqa_decode.hopper import Hopper
 from ptxflow.compiler.kernels.gqa_decode.kernel import Chunks
 from ptxflow.compiler.kernels.gqa_decode.problem import SCHEMA
@@ -126,20 +126,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(shapes, sizes)
 
 
-GQA_DECODE = Family(
-    name="gqa_decode",
-    op_types=("gqa_paged",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=SCHEMA.problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+GQA_DECODE = Family.of(
+    SCHEMA,
+    ("gqa_paged",),
+    decisions,
+    cost,
+    Kernels(build, trips, launch, trial, trials),
     accepts=lambda inputs: "qo_indptr" not in inputs,
 )

@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.family import (
+    Choice,
+    Family,
+    Kernels,
+    Problem,
+    Size,
+    Strategy,
+    Trial,
+    Trials,
+    Trip,
+)
 from ptxflow.compiler.kernels.attention import few, sized
-from ptxflow.compiler.kernels.gqa_prefill import blackwell, decisions, hopper
+from ptxflow.compiler.kernels.gqa_prefill import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
-from ptxflow.compiler.kernels.gqa_prefill.cost import COSTS, demand, features
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import LINES
-from ptxflow.compiler.kernels.gqa_prefill.problem import accepts, problem
+from ptxflow.compiler.kernels.gqa_prefill.problem import SCHEMA, accepts
 
 __all__ = ["ENTRY", "GQA_PREFILL"]
 
@@ -124,21 +133,18 @@ def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
     return {"rescale": decisions.ALWAYS, **choices}
 
 
-GQA_PREFILL = Family(
-    name="gqa_prefill",
-    op_types=("gqa_paged", "gqa_ragged"),
-    decisions=decisions.DECISIONS,
-    rules=decisions.RULES,
-    problem=problem,
-    resources=decisions.resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=lambda p, s, d: kernel(p, s, d).build(),
-    trips=trips,
-    launch=lambda p, s, d: kernel(p, s, d).launch(),
-    trial=trial,
-    trials=trials,
+GQA_PREFILL = Family.of(
+    SCHEMA,
+    ("gqa_paged", "gqa_ragged"),
+    decisions,
+    cost,
+    Kernels(
+        lambda p, s, d: kernel(p, s, d).build(),
+        trips,
+        lambda p, s, d: kernel(p, s, d).launch(),
+        trial,
+        trials,
+    ),
     revise=revise,
     accepts=accepts,
 )

@@ -7,11 +7,8 @@ h // (num_qo_heads / num_kv_heads).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Collection, Iterator
 
-from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels.tensors import Axes, Schema
 
 PAGED = """
@@ -40,12 +37,6 @@ MAX_INDEX = 2**32 - 1  # of elements and rows, which kernels count in 32 bits
 def accepts(inputs: Collection[str]) -> bool:
     """Whether a definition of attention packs its queries."""
     return "qo_indptr" in inputs
-
-
-def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
-    """See `Schema`: over packed keys where there are some, else over pages."""
-    packed = "k" in (definition.get("inputs") or {})
-    return (replace(SCHEMA, tensors=RAGGED) if packed else SCHEMA).problem(definition, axes)
 
 
 def sequences(axes: Axes) -> int:
@@ -87,5 +78,11 @@ def _refused(a: Axes, inputs: Collection[str]) -> Iterator[str]:
 
 
 SCHEMA = Schema(
-    "gqa_prefill", "a gqa prefill", PAGED, _refused, _work, "q, keys, values and output"
+    "gqa_prefill",
+    "a gqa prefill",
+    PAGED,
+    _refused,
+    _work,
+    "q, keys, values and output",
+    instead={"k": RAGGED},
 )

@@ -21,7 +21,7 @@ from ptxflow.compiler.kernels.mla.combine import (
 from ptxflow.compiler.kernels.mla.hopper import Hopper
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
 from ptxflow.compiler.kernels.mla.hopper_group import SITES
-from ptxflow.compiler.kernels.mla.problem import DECODE, PREFILL, problem
+from ptxflow.compiler.kernels.mla.problem import PACKED, PREFILL, SCHEMA
 from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
 from ptxflow.compiler.kernels.mla.span import Work
 from ptxflow.compiler.launch import Launch
@@ -224,11 +224,11 @@ def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
 
 
 MLA_DECODE = Family(
-    name=DECODE,
+    name=SCHEMA.family,
     op_types=("mla_paged",),
     decisions=decisions.DECODE_DECISIONS,
     rules=decisions.DECODE_RULES,
-    problem=problem,
+    problem=SCHEMA.problem,
     resources=decisions.resources,
     demand=cost.demand,
     features=cost.features,
@@ -243,6 +243,7 @@ MLA_DECODE = Family(
 MLA_PREFILL = replace(
     MLA_DECODE,
     name=PREFILL,
+    problem=PACKED.problem,
     decisions=decisions.PREFILL_DECISIONS,
     rules=decisions.PREFILL_RULES,
     resources=decisions.prefill_resources,

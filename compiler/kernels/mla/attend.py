@@ -14,7 +14,7 @@ from ptxflow.compiler.kernels.mla.decisions import GATHER_REGS, MULTIPLY_REGS, S
 from ptxflow.compiler.kernels.mla.kernel import Multiplier
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import LANES
-from ptxflow.compiler.kernels.mla.span import Rows, Span, Work
+from ptxflow.compiler.kernels.mla.span import Span, Work
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global, store_global
 from ptxflow.compiler.tile.values import emit, repeat, traced, where
@@ -71,7 +71,7 @@ class Attend(Multiplier):
         self.share = self.tile // self.helpers  # rows of a tile that a warp gathers
         self.helper = WARP - self.warps
 
-    def rows_of(self, prefix: str) -> Rows:
+    def rows_of(self, prefix: str) -> Work:
         """Where rows are, for the role whose registers have this prefix."""
         return Work(self, prefix)
 

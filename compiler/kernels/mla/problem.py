@@ -6,9 +6,8 @@ decoding every sequence has one query; in a prefill queries are packed, and are 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import replace
-from typing import Any
 
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels.tensors import Axes, Schema
@@ -98,9 +97,3 @@ PACKED = replace(
         "kv_indptr", "qo_indptr, kv_indptr"
     ),
 )
-
-
-def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
-    """See `Schema`: a prefill's where queries are packed."""
-    packed = "qo_indptr" in (definition.get("inputs") or {})
-    return (PACKED if packed else SCHEMA).problem(definition, axes)

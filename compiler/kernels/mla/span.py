@@ -4,7 +4,6 @@ prefill. Lengths are data: a CTA finds its sequence by its own number."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from ptxflow.compiler.ir import UOp, Value, const, param, value
 from ptxflow.compiler.kernels.attention.sequences import QueryTiles, Sequences
@@ -34,32 +33,10 @@ class Span:
         return (reach - reach.min(self.asked)).min(self.end)
 
 
-class Rows(Protocol):
-    """Finds a CTA's span, and where the rows of its tokens are."""
-
-    @property
-    def storage(self) -> tuple[UOp, ...]:
-        """Registers that it holds values in."""
-
-    def find(self) -> tuple[list[UOp], Span]:
-        """Statements that find the span, and the span."""
-
-    def token(self, span: Span, tile: UOp, number: Value) -> UOp:
-        """The token of a row of a tile; past the end the last one again."""
-
-    def entry(self, span: Span, token: UOp) -> tuple[str, UOp]:
-        """The tensor that says where a token's row is, and the index of that."""
-
-    def row(self, entry: UOp, token: UOp) -> UOp:
-        """A token's row in the cache, of all tokens of all pages."""
-
-    def there(self, row: UOp) -> UOp | None:
-        """Whether there is such a row; None where all tokens have one."""
-
-
 class Work:
-    """Finds a CTA's span. Each role does so in registers of its own, told apart by `prefix`: what
-    is held across roles that differ in registers, ptxas spills."""
+    """Finds a CTA's span, and where the rows of its tokens are. Each role does so in registers of
+    its own, told apart by `prefix`: what is held across roles that differ in registers, ptxas
+    spills."""
 
     def __init__(self, shape: Shape, prefix: str = ""):
         self.shape = shape
@@ -69,6 +46,7 @@ class Work:
 
     @property
     def storage(self) -> tuple[UOp, ...]:
+        """Registers that it holds values in."""
         if not self.shape.decodes:
             return (*self.lengths_storage, *self.tiles.storage)
         return self.sequences.storage if self.shape.split else self.lengths_storage
@@ -144,11 +122,13 @@ class Work:
         return (span.first + (tile * self.shape.tile + value(number))).min(span.end - 1)
 
     def entry(self, span: Span, token: UOp) -> tuple[str, UOp]:
-        """The entry of a token's page."""
+        """The tensor that says where a token's row is, and the index of that."""
         return "kv_indices", self.sequences.begin + token // self.shape.page_size
 
     def row(self, entry: UOp, token: UOp) -> UOp:
+        """A token's row in the cache, of all tokens of all pages."""
         return self.sequences.row(entry, token)
 
-    def there(self, row: UOp) -> None:
+    def there(self, row: UOp) -> UOp | None:
+        """Whether there is such a row; None where all tokens have one."""
         return None

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.moe import blackwell, hopper
+from ptxflow.compiler.kernels.moe import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.moe.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.moe.combine import Combine
-from ptxflow.compiler.kernels.moe.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.moe.decisions import DECISIONS, JOINED, RULES, resources
+from ptxflow.compiler.kernels.moe.decisions import JOINED
 from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, SCHEMA
 from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute, Route
 from ptxflow.compiler.launch import Given, InputParam, Launch, launch_of
@@ -140,19 +139,4 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(tuple(shapes), sizes)
 
 
-MOE = Family(
-    name="moe",
-    op_types=("moe",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=SCHEMA.problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=build,
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
-)
+MOE = Family.of(SCHEMA, ("moe",), decisions, cost, Kernels(build, trips, launch, trial, trials))

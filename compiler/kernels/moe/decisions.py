@@ -20,7 +20,6 @@ APART, JOINED = "apart", "joined"
 BFLOAT16, FLOAT32 = "bfloat16", "float32"
 WARPGROUP, WARPGROUP_ROWS, TMEM_ROWS = 128, 64, 128
 LINES = 4  # rows that a warp gathers at a time
-BARRIER_BYTES = 1024
 #: registers of two warpgroups that hold sums, and of the third, which gathers rows for the first
 #: product and has less to do for the second
 REGS = {True: (224, 56), False: (232, 40)}

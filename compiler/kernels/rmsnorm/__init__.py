@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.kernels.rmsnorm.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.rmsnorm.decisions import DECISIONS, RULES, resources, revise
+from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.kernels.rmsnorm import cost, decisions
+from ptxflow.compiler.kernels.rmsnorm.decisions import revise
 from ptxflow.compiler.kernels.rmsnorm.kernel import ENTRY, Kernel
-from ptxflow.compiler.kernels.rmsnorm.problem import problem
+from ptxflow.compiler.kernels.rmsnorm.problem import SCHEMA
 from ptxflow.compiler.launch import Launch, launch_of
 
 
@@ -57,20 +57,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(({},), (Size({"batch_size": 1}), Size({"batch_size": 5 * rows + 1}), *several))
 
 
-RMSNORM = Family(
-    name="rmsnorm",
-    op_types=("rmsnorm", "fused_add_rmsnorm"),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=lambda p, s, d: Kernel(p, s, d).build(),
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+RMSNORM = Family.of(
+    SCHEMA,
+    ("rmsnorm", "fused_add_rmsnorm"),
+    decisions,
+    cost,
+    Kernels(lambda p, s, d: Kernel(p, s, d).build(), trips, launch, trial, trials),
     revise=revise,
 )

@@ -1,15 +1,17 @@
-"""An RMSNorm problem from a definition: rows of a 16-bit tensor, a residual added before or not."""
+"""An RMSNorm problem from a definition: rows of a 16-bit tensor, a residual added before or not.
+
+output = round((x * rsqrt(mean(x^2) + eps)) * weight), x = hidden_states, plus residual if there is
+one, in float32. eps is the constant EPS of the definition's reference.
+"""
 
 from __future__ import annotations
 
 import ast
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels.tensors import Axes, Schema
+from ptxflow.compiler.kernels.tensors import Axes, Constants, Schema
 
 TENSORS = """
 hidden_states [batch_size, hidden_size]
@@ -38,22 +40,11 @@ def _work(a: Axes, inputs: Collection[str]) -> tuple[float, float]:
     return operations * batch * hidden, ELEMENT * (moved * batch + 1) * hidden
 
 
-SCHEMA = Schema("rmsnorm", "an rmsnorm", TENSORS, _refused, _work)
-
-
-def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
-    """See `Schema`: output = round((x * rsqrt(mean(x^2) + eps)) * weight), x = hidden_states, plus
-    residual if there is one, in float32. eps is the constant EPS of the definition's reference, and
-    ValueError is raised where that has none."""
-    p = SCHEMA.problem(definition, axes)
-    eps = _eps(p.definition, str(definition.get("reference", "")))
-    return replace(p, constants=(("eps", eps), ("residual", "residual" in definition["inputs"])))
-
-
-def _eps(name: str, reference: str) -> float:
-    """The number that the reference assigns to EPS."""
+def _constants(definition: Mapping[str, Any]) -> Constants:
+    """The number that the reference assigns to EPS, and whether there is a residual."""
+    name = definition.get("name", "rmsnorm")
     try:
-        nodes = list(ast.walk(ast.parse(reference)))
+        nodes = list(ast.walk(ast.parse(str(definition.get("reference", "")))))
     except SyntaxError as error:
         raise ValueError(f"{name}: its reference is not Python: {error.msg}") from None
     for node in nodes:
@@ -61,5 +52,8 @@ def _eps(name: str, reference: str) -> float:
             case ast.Assign(targets=[ast.Name(id="EPS")], value=ast.Constant(value=float(eps))):
                 if not math.isfinite(eps) or eps < 2.0**-100:  # rsqrt takes subnormals for zero
                     raise ValueError(f"{name}: EPS = {eps} is not a positive float32")
-                return eps
+                return ("eps", eps), ("residual", "residual" in definition["inputs"])
     raise ValueError(f"{name}: its reference does not say what EPS is")
+
+
+SCHEMA = Schema("rmsnorm", "an rmsnorm", TENSORS, _refused, _work, constants=_constants)

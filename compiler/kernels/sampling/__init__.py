@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.kernels.sampling.cost import COSTS, demand, features
-from ptxflow.compiler.kernels.sampling.decisions import DECISIONS, RULES, resources
+from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.kernels.sampling import cost, decisions
 from ptxflow.compiler.kernels.sampling.kernel import ENTRY, PRESENT, RANDOM, Kernel
-from ptxflow.compiler.kernels.sampling.problem import problem
+from ptxflow.compiler.kernels.sampling.problem import SCHEMA
 from ptxflow.compiler.launch import GENERATOR, Given, Launch, PresentParam, RandomParam, launch_of
 
 TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are long
@@ -59,19 +58,10 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials((*shapes, {"vocab_size": whole}), sizes)
 
 
-SAMPLING = Family(
-    name="sampling",
-    op_types=("sampling",),
-    decisions=DECISIONS,
-    rules=RULES,
-    problem=problem,
-    resources=resources,
-    demand=demand,
-    features=features,
-    costs=COSTS,
-    build=lambda p, s, d: Kernel(p, s, d).build(),
-    trips=trips,
-    launch=launch,
-    trial=trial,
-    trials=trials,
+SAMPLING = Family.of(
+    SCHEMA,
+    ("sampling",),
+    decisions,
+    cost,
+    Kernels(lambda p, s, d: Kernel(p, s, d).build(), trips, launch, trial, trials),
 )

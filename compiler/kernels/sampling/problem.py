@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
-from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels.tensors import Axes, Schema
+from ptxflow.compiler.kernels.tensors import Axes, Constants, Schema
 
 TENSORS = """
 probs [batch_size, vocab_size] float32
@@ -35,10 +33,11 @@ def _work(a: Axes, inputs: Collection[str]) -> tuple[float, float]:
     return OPERATIONS * batch * vocab, batch * (ELEMENT * (vocab + filters) + SAMPLE)
 
 
-SCHEMA = Schema("sampling", "sampling", TENSORS, _refused, _work, dtype="float32")
+def _filters(definition: Mapping[str, Any]) -> Constants:
+    """Which of them there are."""
+    return tuple((name, float(name in definition["inputs"])) for name in FILTERS)
 
 
-def problem(definition: Mapping[str, Any], axes: Mapping[str, int]) -> Problem:
-    """See `Schema`; constants say which filters there are."""
-    p, inputs = SCHEMA.problem(definition, axes), definition["inputs"]
-    return replace(p, constants=tuple((name, float(name in inputs)) for name in FILTERS))
+SCHEMA = Schema(
+    "sampling", "sampling", TENSORS, _refused, _work, dtype="float32", constants=_filters
+)

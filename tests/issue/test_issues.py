@@ -1,9 +1,4 @@
-"""Bug: shared memory of a launch left out the alignment after narrow stages of B.
-
-With tile_n 8, tile_k 32 and three stages, B's stages end at 1536 bytes and what follows begins at
-2048: the kernel wrote past its shared memory, and an H200 faulted. No figure was wrong in the
-emulator, which gave the kernel what it asked for and no check of that against the layout.
-"""
+"""Bugs that were found, each told by what went wrong."""
 
 from __future__ import annotations
 
@@ -12,13 +7,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ptxflow.compiler.check import check_launch
+from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.errors import SpecError
+from ptxflow.compiler.errors import HazardError, SpecError
 from ptxflow.compiler.family import Strategy
+from ptxflow.compiler.ir import Op, UOp, const, edit, walk
 from ptxflow.compiler.lower import layout
 from ptxflow.env.space import enumerate_space
-from tests.families.gemm import B200, GEMM, H200, problem, swapped
+from tests.families.gemm import GEMM, HOPPER, build, problem, swapped
+from tests.families.row import B200, H200
+
+
+def test_a_store_beyond_the_cluster_is_refused() -> None:
+    tree, trips = build(H200, HOPPER["K over two CTAs, not specialised"])
+    path, node = next(
+        (p, n) for p, n in walk(tree) if n.op is Op.ATOM and n.arg.atom == "st_async_v4"
+    )
+    beyond = UOp(Op.ATOM, (*node.src[:-1], const(2)), node.arg, node.site)
+    with pytest.raises(HazardError, match="the cluster has no CTA 2"):
+        check(edit(tree, path, (beyond,)), trips, H200)
+
 
 NARROW = swapped(tile_n=8, tile_k=32, num_stages=3, consumers=1, split_k=3)
 SHAPES = ((8, 4096, 4096), (100, 512, 1024), (4096, 4096, 4096))
