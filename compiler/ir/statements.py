@@ -23,6 +23,15 @@ class Role:
     regs: int = 0
 
 
+Params = tuple[tuple[str, str], ...]  # (name, kind); kind map, ptr or u32
+
+
+def parameters(text: str) -> Params:
+    """A kernel's parameters in order, by kind: `A_map B_map: map, C: ptr, M: u32`."""
+    groups = (group.split(": ") for group in text.split(", "))
+    return tuple((name, kind) for names, kind in groups for name in names.split())
+
+
 @dataclass(frozen=True)
 class KernelInfo:
     """What holds for the whole kernel; `storage` in the order in which it is laid out."""
@@ -31,7 +40,7 @@ class KernelInfo:
     arch: str
     warps: int
     cluster: int
-    params: tuple[tuple[str, str], ...]  # (name, kind); kind map, ptr or u32
+    params: Params
     storage: tuple[UOp, ...]
     cta_group: int = 1
     dependent: bool = False  # launched while the grid before it may still run

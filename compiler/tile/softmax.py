@@ -233,10 +233,8 @@ class ColumnSoftmax:
         self, registers: Registers, columns: int, name: str = "", floor: float = -math.inf
     ):
         self.columns, self.floor = columns, floor
-        self.one, self.minus_one = (
-            registers.float32(name="one"),
-            registers.float32(name="minus_one"),
-        )
+        self.one = registers.float32(name="one")
+        self.minus_one = registers.float32(name="minus_one")
         self.row_max = registers.float32(columns, f"{name}row_max")
         self.row_sum = registers.float32(columns, f"{name}row_sum")
         self.factor = self.lower = self.row_max

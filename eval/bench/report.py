@@ -24,7 +24,7 @@ from ptxflow.compiler.files import write_whole
 from ptxflow.env.measurements import COPY, REFINE, load_measurements
 from ptxflow.env.tasks.workload import degenerate
 from ptxflow.eval.bench.baselines import is_eager_reference
-from ptxflow.eval.bench.choices import agreement, agreement_table, choices, joint_table
+from ptxflow.eval.bench.choices import agreement_table, choices
 from ptxflow.eval.bench.disagreement import Outputs, merge, named
 from ptxflow.eval.bench.records import (
     Record,
@@ -338,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--agree", nargs=2, type=Path, metavar=("A", "B"), help=about)
     about = "of --agree: write what both chose there, for a joint measurement"
     add("--choices", type=Path, metavar="FILE.json", help=about)
-    about = "of --agree: how far apart the choices are in these records, in which both were refined"
+    about = "of --agree: the records that say how far apart the choices are (default: A and B)"
     add("--joint", nargs="+", type=Path, metavar="FILE", help=about)
     args = parser.parse_args(argv)
     if not args.files and not args.agree:
@@ -346,11 +346,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.files:
         print(summary([r for path in args.files for r in require_records(path)], args.matrix))
     if args.agree:
-        both = [load_measurements([path]) for path in args.agree]
+        both = load_measurements(args.agree[:1]), load_measurements(args.agree[1:])
         if args.choices:
             write_whole(args.choices, json.dumps(choices(*both)) + "\n")
-        if args.joint:
-            print(joint_table(both[0], both[1], [load_measurements([p]) for p in args.joint]))
-        else:
-            print(agreement_table(agreement(*both)))
+        print(agreement_table(*both, [load_measurements([p]) for p in args.joint or args.agree]))
     return 0

@@ -2,6 +2,7 @@
 
     python -m ptxflow.eval.study.any_shape --checkpoint FILE [--device any] [--families gemm,moe]
     [--shapes 200] [--tau 0.02] [--jobs N] [--out FILE]
+    python -m ptxflow.eval.study.any_shape --rows eval/results/any-shape.jsonl.xz --into PAGE.md
 
 Of each workload every strategy is listed and rewarded by what the policy was trained on, so that
 distances are exact; shares are of the best TFLOP/s by that reward. `look-up` takes the best of the
@@ -11,6 +12,7 @@ is asked for, as for hints (`gfn/hints.py`). Intervals of 95% are over workloads
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -21,8 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.command import Parser
+from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.processes import each
+from ptxflow.env.measurements import MeasurementError, read_lines
+from ptxflow.eval.bench.markdown import markdown, publish
 
 K, SEEDS = 8, 16  # strategies that are tried, and draws of them
 SHARPNESS = 2.0
@@ -98,26 +102,38 @@ def again(values: Array, statistic: Any) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A line of one family, or of all."""
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the table says of some workloads: how many, distances, shares of the best, gains."""
     distance = np.array([r["distance"] for r in rows])
-    parts = [f"{len(rows):4}  {distance.mean():.3f} [{again(distance, np.mean)[0]:.3f}, "
-             f"{again(distance, np.mean)[1]:.3f}]  {distance.max():.3f}"]  # fmt: skip
+    low, high = again(distance, np.mean)
+    cells = [str(len(rows)), f"{distance.mean():.3f} [{low:.3f}, {high:.3f}]"]
+    cells.append(f"{distance.max():.3f}")
     logs = {m: np.log([r["best"].get(m, np.nan) for r in rows]) for m in METHODS}
-    for values in logs.values():
-        parts.append(
-            f"{100 * np.exp(values.mean()):6.2f}% (least {100 * np.exp(values.min()):.1f}%)"
-        )
-    for method in METHODS[1:]:
+    means = {m: f"{100 * np.exp(v.mean()):.2f}%" for m, v in logs.items()}
+    cells += [means["policy"], f"{100 * np.exp(logs['policy'].min()):.1f}%"]
+    cells += [means[m] for m in METHODS[1:]]
+    for method in ("search", "look-up"):
         gain = logs["policy"] - logs[method]
         low, high = again(gain, np.mean)
-        parts.append(f"{100 * gain.mean():+.2f}% [{100 * low:+.2f}, {100 * high:+.2f}]")
-    return "  ".join(parts)
+        cells.append(f"{100 * gain.mean():+.2f}% [{100 * low:+.2f}, {100 * high:+.2f}]")
+    return cells
 
 
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A row a family, in the order in which they come."""
+    families = list(dict.fromkeys(str(r["family"]) for r in rows))
+    head = ("family", "workloads", "distance, mean", "most", f"best of {K}", "least",
+            *METHODS[1:], "over search", "over look-up")  # fmt: skip
+    own = {f: [r for r in rows if r["family"] == f] for f in families}
+    return markdown(head, [[f, *summary(some)] for f, some in own.items()])
+
+
+@reports("any-shape", MeasurementError)
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m ptxflow.eval.study.any_shape", description=__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--rows", type=Path, help="judged before, by --out; instead")
+    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="its table any-shape")
     parser.add_argument("--device", default="any", help="whose workloads (any: devices at random)")
     parser.add_argument("--families", help="default: all that the policy has")
     parser.add_argument("--shapes", type=int, default=200, help="of each family")
@@ -127,6 +143,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=1e9, help="seconds; fewer where not enough")
     parser.add_argument("--out", type=Path, help="a JSON line each workload")
     args = parser.parse_args(argv)
+    if (args.checkpoint is None) == (args.rows is None):
+        raise BadInput("give --checkpoint or --rows")
+    rows = [row for _, row in read_lines(args.rows)] if args.rows else judge(args)
+    if not rows:
+        raise BadInput(f"{args.rows}: no rows")
+    publish({"any-shape": table(rows)}, args.into)
+    return 0
+
+
+def judge(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of a checkpoint, as many as there is time for."""
     known = [f.name for f in _policy(args.checkpoint).network.config.families]
     families = args.families.split(",") if args.families else known
     asked = [(args.checkpoint, args.device, f, i, args.seed, args.tau) for i in range(args.shapes)
@@ -140,14 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 file.write(json.dumps(row) + "\n")
         if time.monotonic() > until:
             break
-    print(f"{'family':12} shapes  distance (mean, most)  best of {K}: {', '.join(METHODS)}; "
-          f"policy over {', over '.join(METHODS[1:])}")  # fmt: skip
-    for family in families:
-        if own := [r for r in rows if r["family"] == family]:
-            print(f"{family:12} {summary(own)}")
-    if len(families) > 1:
-        print(f"{'all':12} {summary(rows)}")
-    return 0
+    return rows
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 from ptxflow.env.measurements import REFINE, SCREEN, Measurement, load_measurements
 from ptxflow.env.tasks.definition import names
 from ptxflow.env.tasks.workload import workloads
-from ptxflow.eval.bench.choices import agreement, agreement_table, choices, joint_table
+from ptxflow.eval.bench.choices import agreement_table, choices
 from ptxflow.eval.bench.disagreement import describe, merge
 from ptxflow.eval.bench.records import Record, RecordError, libraries, pack, read_records, unpack
 from ptxflow.eval.bench.report import (
@@ -193,35 +193,22 @@ def measured(key: str, us: float, timing_pass: str = SCREEN) -> Measurement:
     )
 
 
-def test_two_campaigns_that_agree_and_that_do_not(capsys: pytest.CaptureFixture[str]):
+def test_two_campaigns_that_agree_and_that_do_not():
     a = [measured("p", 5.0), measured("q", 5.1), measured("p", 5.2, REFINE),
          measured("q", 5.3, REFINE)]  # fmt: skip
     b = [measured("p", 5.05), measured("q", 4.8), measured("p", 5.1, REFINE),
          measured("q", 5.0, REFINE)]  # fmt: skip
-    (row,) = agreement(a, b)
-    assert row.losses == (pytest.approx(5.1 / 5.0 - 1), pytest.approx(5.3 / 5.2 - 1))
-    assert row.refined == (True, True)
-    assert agreement_table([row]).endswith("largest loss 2.00%")
-    assert "0 of 1 workloads: both choices within 1%" in agreement_table([row])
-    (row,) = agreement(a, [m for m in b if m.timing_pass == SCREEN or m.key != a[0].key])
-    assert row.losses[0] == pytest.approx(5.05 / 4.8 - 1)  # by screening: not refined there
-    assert row.refined == (False, True)
-    assert agreement(a, []) == []
-
-
-def test_choices_are_compared_where_both_were_timed():
-    a, b = [measured("p", 5.0), measured("q", 5.1)], [measured("p", 5.1), measured("q", 5.0)]
     assert [row["choices"] for row in choices(a, b)] == [{"a": "p"}, {"a": "q"}]
     assert [row["choices"] for row in choices(a, a)] == [{"a": "p"}]
-    here = [measured("p", 5.04, REFINE), measured("q", 5.0, REFINE), measured("q", 9.0)]
-    there = [measured("p", 5.0, REFINE), measured("q", 5.0, REFINE)]
-    text = joint_table(a, b, [here, there])
-    assert "+0.80% +0.00%  +0.40%" in text
+    text = agreement_table(a, b, [a, b])
+    assert "-1.89% +2.00%  +0.04%" in text
     assert "1 of 1 workloads: choices within 0.5% of each other, 0 of them the same kernel" in text
-    assert text.endswith("a pair are 0.80% apart in the median, 0.80% at most")
-    assert "0 of 1 workloads" in joint_table(a, b, [here])
-    assert "1 of 1 workloads" in (text := joint_table(a, a, [here, there])) and "1 of them" in text
-    assert "0 of 0 workloads" in joint_table(a, b, [a])  # nothing was refined there
+    assert text.endswith("a pair are 3.89% apart in the median, 3.89% at most")
+    assert "0 of 1 workloads" in agreement_table(a, b, [b])
+    short = [m for m in b if m.timing_pass == SCREEN or m.key != a[0].key]
+    assert "+5.21%" in agreement_table(a, b, [short])  # by screening: not refined there
+    assert "1 of 1 workloads" in (text := agreement_table(a, a, [a, b])) and "1 of them" in text
+    assert "0 of 0 workloads" in agreement_table(a, b, [a[:1]])
 
 
 def test_agree_names_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]):

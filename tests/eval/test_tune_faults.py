@@ -1,15 +1,12 @@
 """Tuning sessions among things that go wrong: files that are damaged or another's, profilers that
-fail, kernels that hang, processes that are killed. One line each, and the state stays as it is."""
+fail, kernels that hang. One line each, and the state stays as it is."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import multiprocessing
-import random
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.eval.bench import measurer
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.worker import Worker
@@ -212,37 +208,3 @@ def test_sessions_side_by_side_share_a_gpu_and_their_knowledge(gpu: Path) -> Non
     assert sum(e.tried for e in knowledge.Knowledge(base).entries()) == tried > 0
     listed.write_text('[{"axes": {}}]')
     assert session.main([*both, *common]) == 2
-
-
-KILLS = 50
-
-
-@pytest.mark.slow
-def test_a_session_killed_at_fifty_random_moments_ends_alike(gpu: Path) -> None:
-    """`kill -9`, and the same command again, until it ends; then another session, until fifty were
-    killed. No record is lost, no screening is done twice, and the end is that of the whole."""
-    fork, rng = multiprocessing.get_context("fork"), random.Random(0)
-    began = time.monotonic()
-    assert played(gpu / "whole") == 0
-    whole, length, kills, number = held(gpu / "whole"), time.monotonic() - began, 0, 0
-    while kills < KILLS:
-        number += 1
-        state, records = gpu / f"s{number}", 0
-        while True:
-            child = fork.Process(target=lambda: sys.exit(played(state)))  # noqa: B023
-            child.start()
-            child.join(rng.uniform(0, length / 3) if kills < KILLS else None)
-            if child.exitcode is None:
-                child.kill()
-                child.join()
-                kills += 1
-            known = read_records(state / "records.jsonl")
-            assert len(known) >= records  # none is lost
-            records = len(known)
-            if child.exitcode == 0:
-                break
-            assert child.exitcode == -9
-        assert held(state) == whole
-        screened = [r.identity for r in known if r.timing_pass == SCREEN]
-        assert len(screened) == len(set(screened))
-        assert {r.timing_pass for r in known} == {SCREEN, REFINE}

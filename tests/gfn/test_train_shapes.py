@@ -11,11 +11,14 @@ import torch
 
 import train
 from ptxflow.compiler.device import B200, DEVICES, H200
+from ptxflow.env.measurements import read_lines
 from ptxflow.env.relation import relate
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.definition import load
 from ptxflow.env.tasks.shapes import DEVICE_RANGES, RANGES, Stream, random_device, size
 from ptxflow.env.tasks.training_set import ROWS, registered
+from ptxflow.eval.bench.markdown import quoted
+from ptxflow.eval.sample.draws import ANY
 from ptxflow.eval.study import any_shape
 from ptxflow.gfn.inference import at_temperature, load_policy
 from ptxflow.gfn.options import TrainConfig
@@ -113,6 +116,16 @@ def test_one_policy_for_any_device_is_trained_and_judged(
         assert all(0 < v <= 1 for r in rows for v in r["best"].values())
         assert f"{np.mean([r['distance'] for r in rows]):.3f} [" in capsys.readouterr().out
     assert {r["device"] for r in rows} == {"h100"}
+    assert any_shape.main([]) == 2 and "give --checkpoint or --rows" in capsys.readouterr().err
+    assert any_shape.main(["--rows", str(tmp_path / "none")]) == 2
+
+
+def test_the_page_quotes_what_was_judged() -> None:
+    root = Path(any_shape.__file__).resolve().parents[2]
+    rows = [r for _, r in read_lines(root / "eval" / "results" / "any-shape.jsonl.xz")]
+    page = (root / "gfn" / "README.md").read_text(encoding="utf-8")
+    assert quoted(page)["any-shape"] == any_shape.table(rows)
+    assert {r["family"] for r in rows} == {f.name for f in load_policy(ANY).network.config.families}
 
 
 def test_options_of_any_device_are_refused_where_they_mean_nothing() -> None:

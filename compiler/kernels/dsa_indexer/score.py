@@ -10,7 +10,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, param, value, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop
+from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, parameters
 from ptxflow.compiler.ir.storage import anywhere, mbar, part, slot, smem, value_of
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
@@ -22,16 +22,10 @@ from ptxflow.compiler.tile.values import Registers
 
 ENTRY = "dsa_indexer_score"
 SCORES = "scores"  # the workspace: a key for each token of the page table, uint32
-PARAMS = (
-    ("q_map", "map"),
-    ("k_map", "map"),
-    ("k_index_cache_fp8", "ptr"),
-    ("weights", "ptr"),
-    ("seq_lens", "ptr"),
-    ("block_table", "ptr"),
-    (SCORES, "ptr"),
-    ("width", "u32"),  # pages of a sequence, at the most
-    ("spans", "u32"),  # of a sequence
+# width: pages of a sequence, at the most; spans: of a sequence
+PARAMS = parameters(
+    f"q_map k_map: map, k_index_cache_fp8 weights seq_lens block_table {SCORES}: ptr, "
+    "width spans: u32"
 )
 CHUNK = 16  # bytes by which scales are found
 

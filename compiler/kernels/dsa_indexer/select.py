@@ -17,7 +17,7 @@ from ptxflow.compiler.atoms.indexing import STATE, UNUSED_BITS
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, value, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, loop
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, parameters
 from ptxflow.compiler.ir.storage import slot, smem, value_of
 from ptxflow.compiler.kernels.dsa_indexer import decisions
 from ptxflow.compiler.kernels.dsa_indexer.decisions import LINE
@@ -33,8 +33,7 @@ VECTOR = 4  # keys of a load
 WORDS = 2  # registers of an entry
 WITHIN = LANES.bit_length() - 1  # levels whose entries are all of one warp
 ENTRY = "dsa_indexer_select"
-_POINTERS = ("seq_lens", "block_table", SCORES, "topk_indices")
-PARAMS = (*((name, "ptr") for name in _POINTERS), ("width", "u32"))
+PARAMS = parameters(f"seq_lens block_table {SCORES} topk_indices: ptr, width: u32")
 PAIR = 2  # entries of a load
 AHEAD = 4  # such loads of a turn
 
@@ -140,10 +139,8 @@ class Select:
         self.topk, self.page = problem["topk"], problem["page_size"]
         self.ctas, self.threads, self.loads = int(s.ctas), int(s.threads), int(s.loads)
         self.warps, self.bits = self.threads // LANES, int(s.bits)
-        self.digits, self.slots = (
-            int(decisions.digits(self.bits)),
-            int(decisions.entries(f, problem)),
-        )
+        self.digits = int(decisions.digits(self.bits))
+        self.slots = int(decisions.entries(f, problem))
         self.r = Registers("s_")
         self.rank: UOp = CTA_RANK if self.ctas > 1 else const(0)
         self.row = CTAID // self.ctas
@@ -200,11 +197,9 @@ class Select:
 
     def launch(self) -> Launch:
         """Grid and parameters."""
-        grid, given, late = (
-            f"batch_size * {self.ctas}",
-            {"width": "max_num_pages"},
-            self.s.dependent,
-        )
+        grid = f"batch_size * {self.ctas}"
+        given = {"width": "max_num_pages"}
+        late = self.s.dependent
         size = self.smem_bytes
         return launch_of(ENTRY, grid, self.warps, PARAMS, given, size, self.ctas, bool(late))
 

@@ -12,7 +12,7 @@ from itertools import product
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, when
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, parameters, when
 from ptxflow.compiler.ir.storage import global_tensor, rectangle
 from ptxflow.compiler.kernels.gdn_decode.decisions import BULK
 from ptxflow.compiler.kernels.gdn_decode.gates import decay, output_scale, sigmoid, times
@@ -25,7 +25,7 @@ from ptxflow.compiler.tile.values import Float32, UInt32, emit, fma, repeat, tra
 ENTRY = "gdn_decode"
 ELEMENT = 2  # bytes, of what is not the state
 CHAINS = 2  # sums of a lane for a row, so that additions need not wait for each other
-TENSORS = ("q", "k", "v", "state", "A_log", "a", "dt_bias", "b", "output", "new_state")
+TENSORS = "q k v state A_log a dt_bias b output new_state"
 
 
 class Kernel(Ring):
@@ -34,9 +34,8 @@ class Kernel(Ring):
     # -- the whole -----------------------------------------------------------------------------
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        pointers = ((name, "ptr") for name in TENSORS)
-        return (*pointers, ("scale", "u32"), (PRESENT, "u32"), ("batch_size", "u32"))
+    def params(self) -> Params:
+        return parameters(f"{TENSORS}: ptr, scale {PRESENT} batch_size: u32")
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -136,11 +135,9 @@ class Kernel(Ring):
     def _load_token(self, name: str, row: UOp) -> UInt32:
         """The lane's elements of q or k, two in a register."""
         index = row * self.size + LANE % self.lanes * self.width
-        raw, step, width = (
-            self.r.uint32(width=self.elements // 2),
-            self.lanes * self.width,
-            self.width // 2,
-        )
+        raw = self.r.uint32(width=self.elements // 2)
+        step = self.lanes * self.width
+        width = self.width // 2
         for j in range(self.vectors):
             vector, place = raw[j * width : (j + 1) * width].slot, (row, j * step, 1, step)
             offset = j * step * ELEMENT

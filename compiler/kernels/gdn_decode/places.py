@@ -43,16 +43,12 @@ class Places:
         self.elements = int(decisions.elements(f, problem))
         self.vectors = self.elements // self.width
         self.loops, self.bulk = bool(decisions.loops(f)), bool(decisions.bulk(f))
-        self.passes, self.tiles_per_row = (
-            int(decisions.passes(f, problem)),
-            int(decisions.tiles_per_row(f, problem)),
-        )
+        self.passes = int(decisions.passes(f, problem))
+        self.tiles_per_row = int(decisions.tiles_per_row(f, problem))
         self.once = not self.loops and self.passes == 1
         self.refills = self.loops or self.passes > self.stages
-        self.bytes, self.smem_bytes = (
-            int(decisions.buffer_bytes(f, problem)),
-            int(decisions.smem_bytes(f, problem)),
-        )
+        self.bytes = int(decisions.buffer_bytes(f, problem))
+        self.smem_bytes = int(decisions.smem_bytes(f, problem))
         self.r = Registers()
         self.state = [self.r.float32(self.elements) for _ in range(self.flight)]
         self.v = self.r.uint32(

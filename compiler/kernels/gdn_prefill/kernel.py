@@ -12,7 +12,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, const, param, var
-from ptxflow.compiler.ir.statements import KernelInfo, loop, when
+from ptxflow.compiler.ir.statements import KernelInfo, Params, loop, parameters, when
 from ptxflow.compiler.ir.storage import part, slot
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import ChunkWarps
 from ptxflow.compiler.kernels.gdn_prefill.decisions import BLOCK_PITCH, UNIT
@@ -24,19 +24,7 @@ from ptxflow.compiler.tile.tensors import Place, load_global, store_global
 from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced
 
 ENTRY = "gdn_prefill"
-TENSORS = (
-    "q",
-    "k",
-    "v",
-    "state",
-    "A_log",
-    "a",
-    "dt_bias",
-    "b",
-    "cu_seqlens",
-    "output",
-    "new_state",
-)
+TENSORS = "q k v state A_log a dt_bias b cu_seqlens output new_state"
 N_BLOCK = n_rows(BLOCK_PITCH)
 K_BLOCK = k_rows(BLOCK_PITCH)
 Held = dict[tuple[int, int], Float32]  # by a warp's tile of rows and 16 tokens
@@ -244,9 +232,8 @@ class Kernel(ChunkWarps):
     # -- the whole -----------------------------------------------------------------------------
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        pointers = ((name, "ptr") for name in TENSORS)
-        return (*pointers, ("scale", "u32"), (PRESENT, "u32"), ("num_seqs", "u32"))
+    def params(self) -> Params:
+        return parameters(f"{TENSORS}: ptr, scale {PRESENT} num_seqs: u32")
 
     def build(self) -> UOp:
         """The lowered kernel."""

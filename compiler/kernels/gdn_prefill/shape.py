@@ -56,20 +56,14 @@ class Shape:
         self.blocks, self.solves = int(decisions.blocks(f)), int(decisions.solves(f))
         self.solve_units, self.square = int(s.solve_block) // UNIT, int(decisions.square(f))
         self.far = bool(decisions.far(f))
-        self.parts, self.solve_parts = (
-            int(decisions.parts(f, "operands")),
-            int(decisions.parts(f, "solve")),
-        )
+        self.parts = int(decisions.parts(f, "operands"))
+        self.solve_parts = int(decisions.parts(f, "solve"))
         self.dtype = PTX_TYPE[problem.dtype]
         self.operand = "f16" if s.operands == decisions.HALF else self.dtype
-        self.key_pitch, self.value_pitch = (
-            decisions.key_pitch(problem),
-            int(decisions.value_pitch(f)),
-        )
-        self.gate_bytes, self.smem_bytes = (
-            int(decisions.gate_bytes(f)),
-            int(decisions.smem_bytes(f, problem)),
-        )
+        self.key_pitch = decisions.key_pitch(problem)
+        self.value_pitch = int(decisions.value_pitch(f))
+        self.gate_bytes = int(decisions.gate_bytes(f))
+        self.smem_bytes = int(decisions.smem_bytes(f, problem))
         self.r = Registers()
         self._storage()
         self.begin = value_of(self.bounds[0])  # the first token of the sequence

@@ -12,7 +12,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, param, var
-from ptxflow.compiler.ir.statements import KernelInfo, when
+from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters, when
 from ptxflow.compiler.ir.storage import slot, smem
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES, Shape
@@ -51,9 +51,9 @@ class Combine(Shape):
         self.smem_bytes = int(self.handed.arg.size) if self.split else 0
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        pointers = (*self.sequences.tables, "sums", "stats", "output", "lse")
-        return (*((name, "ptr") for name in pointers), ("batch_size", "u32"))
+    def params(self) -> Params:
+        tables = " ".join(self.sequences.tables)
+        return parameters(f"{tables} sums stats output lse: ptr, batch_size: u32")
 
     def build(self) -> UOp:
         block = CTAID if self.split else CTAID * self.warps + WARP

@@ -24,7 +24,7 @@ from ptxflow.compiler.ir.nodes import (
     special,
     value,
 )
-from ptxflow.compiler.ir.statements import KernelInfo
+from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
 from ptxflow.compiler.ir.storage import global_tensor, rectangle
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, chunk, columns_of_warp
@@ -44,7 +44,7 @@ from ptxflow.compiler.tile.values import (
 )
 
 ENTRY = "gqa_decode"
-CACHES = (("k_cache", "ptr"), ("v_cache", "ptr"))
+CACHES = parameters("k_cache v_cache: ptr")
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 QUAD_BYTES, WARP_BYTES = 4 * QUAD, 4 * QUAD * LANES
 STATS = 4 * QUAD  # of a row of `stats`: two maxima and sums of four lanes
@@ -141,11 +141,11 @@ class Span(Shape):
     # -- the kernel ----------------------------------------------------------------------------
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
+    def params(self) -> Params:
         begin, *last = self.sequences.tables
-        pointers = (begin, "kv_indices", *last, "sums", "stats", "output", "lse")
-        numbers = (("sm_scale", "u32"), ("batch_size", "u32"))
-        return (("q", "ptr"), *self.caches, *((t, "ptr") for t in pointers), *numbers)
+        tables = " ".join((begin, "kv_indices", *last))
+        left = f"{tables} sums stats output lse: ptr, sm_scale batch_size: u32"
+        return (*parameters("q: ptr"), *self.caches, *parameters(left))
 
     def info(self, warps: int, storage: Sequence[UOp]) -> KernelInfo:
         """Of a CTA of so many warps, with storage beside registers."""

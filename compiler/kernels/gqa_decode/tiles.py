@@ -15,7 +15,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, value, var
-from ptxflow.compiler.ir.statements import Body, elect, loop, when
+from ptxflow.compiler.ir.statements import Body, elect, loop, parameters, when
 from ptxflow.compiler.ir.storage import anywhere, slot, smem
 from ptxflow.compiler.kernels.gqa_decode import decisions
 from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS, LINE
@@ -70,7 +70,7 @@ class Tiles(Span):
         # of this CTA's key heads, in a row of a cache
         self.first_column = self.head * self.size
         if not self.copied:
-            self.caches, self.maps = (("k_map", "map"), ("v_map", "map")), self._maps()
+            self.caches, self.maps = parameters("k_map v_map: map"), self._maps()
         every = product((KEYS, VALUES), range(self.fours))
         self.every_told_row = [row for name, j in every for row in self.told_rows(name, j)]
 

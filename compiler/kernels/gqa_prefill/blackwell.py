@@ -177,10 +177,8 @@ class Kernel(Block):
             emit(ring.wait_full(step))
         emit(self.wait(self.weighed, tile, step))
         for row in range(0, self.tile_kv, MMA_K):
-            probs, values = (
-                slot(self.probs, tile, row // 2, MMA_K // 2),
-                self.value_rows(stage, row),
-            )
+            probs = slot(self.probs, tile, row // 2, MMA_K // 2)
+            values = self.value_rows(stage, row)
             go_on = const(1) if row else step.ne(0)
             emit(tcgen05(d, probs, values, go_on, TMEM_ROWS, self.dtype))
         self.done(tile, slot(ring.empty, stage), self.summed)

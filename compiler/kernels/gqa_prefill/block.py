@@ -19,7 +19,7 @@ from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, value, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, when
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, loop, parameters, when
 from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes, smem_bytes
@@ -194,11 +194,10 @@ class Keys(Work):
     # -- parameters ----------------------------------------------------------------------------
 
     @property
-    def key_params(self) -> tuple[tuple[str, str], ...]:
-        """Names and kinds of kernel parameters."""
-        tiles = (("k_cache", "ptr"), ("v_cache", "ptr"))
-        tables = (("kv_indices", "ptr"), ("kv_last_page_len", "ptr"))[: min(self.page, 2)]
-        return (*(tiles if self.copied else (("k_map", "map"), ("v_map", "map"))), *tables)
+    def key_params(self) -> Params:
+        """Those by which keys and values are found."""
+        tiles = parameters("k_cache v_cache: ptr" if self.copied else "k_map v_map: map")
+        return tiles + parameters("kv_indices kv_last_page_len: ptr")[: min(self.page, 2)]
 
     @property
     def key_maps(self) -> dict[str, TensorMapParam]:
@@ -222,12 +221,9 @@ class Block(Keys, Lines):
         self.q_smem = smem("q_tile", self.q_tile.bytes)
         self.q_full = mbar("q_full", 1, 1)
         self.params = (
-            ("q_map", "map"),
+            *parameters("q_map: map"),
             *self.key_params,
-            *((name, "ptr") for name in ("qo_indptr", "kv_indptr", "output", "lse")),
-            ("sm_scale", "u32"),
-            ("total_q", "u32"),
-            ("sequences", "u32"),
+            *parameters("qo_indptr kv_indptr output lse: ptr, sm_scale total_q sequences: u32"),
         )
 
     def whole(self, found: Body, roles: Sequence[UOp], warps: int, more: Sequence[UOp]) -> UOp:

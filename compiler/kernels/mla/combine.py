@@ -13,7 +13,20 @@ from typing import Protocol
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import CTAID, WARP, Body, KernelInfo, UOp, Value, const, param, var, when
+from ptxflow.compiler.ir import (
+    CTAID,
+    WARP,
+    Body,
+    KernelInfo,
+    Params,
+    UOp,
+    Value,
+    const,
+    param,
+    parameters,
+    var,
+    when,
+)
 from ptxflow.compiler.kernels.attention.sequences import SCALE, Sequences
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.kernel import FLOOR
@@ -77,9 +90,8 @@ class Combine(Shape):
         return UNIT // self.blocks
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        pointers = (*self.tables, "sums", "stats", "output", "lse")
-        return (*((name, "ptr") for name in pointers), (COUNT, "u32"))
+    def params(self) -> Params:
+        return parameters(f"{' '.join(self.tables)} sums stats output lse: ptr, {COUNT}: u32")
 
     def build(self) -> UOp:
         """The lowered kernel."""

@@ -41,10 +41,8 @@ class Costs:
     dram: float = 1.08  # traffic, over what cannot be avoided
 
 
-CHUNKS, QUERIES = (
-    choices(decisions.DECODE_DECISIONS, "chunk"),
-    choices(decisions.PREFILL_DECISIONS, "queries"),
-)
+CHUNKS = choices(decisions.DECODE_DECISIONS, "chunk")
+QUERIES = choices(decisions.PREFILL_DECISIONS, "queries")
 TILES, CUTS = choices(decisions.TILING, "tile"), choices(decisions.PREFILL_DECISIONS, "parts")
 MOST_TOKENS = 64  # of a step
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs(mma=0.31)}

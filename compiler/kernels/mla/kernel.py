@@ -148,10 +148,8 @@ class Multiplier(Shape):
                 emit([self._load_query(k, n) for n in range(self.own)])
             for i, a in enumerate(pair):
                 for n in range(self.own):
-                    scores, b = (
-                        self._score(n, i % self.chains),
-                        self._query(k, n)[2 * i : 2 * i + 2],
-                    )
+                    scores = self._score(n, i % self.chains)
+                    b = self._query(k, n)[2 * i : 2 * i + 2]
                     emit(mma(scores.slot, [a.slot], b.slot, self.dtype))
         if self.chains == 2:
             self.scores[0] += self.scores[1]

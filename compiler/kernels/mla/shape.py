@@ -110,10 +110,8 @@ class Shape:
         self.across = self.queries * self.own_heads // self.outputs.wide
         self.own = self.across // self.groups
         self.blocks = self.latent // self.outputs.dims
-        self.latent_pitch, self.rope_pitch = (
-            decisions.latent_pitch(problem),
-            decisions.rope_pitch(problem),
-        )
+        self.latent_pitch = decisions.latent_pitch(problem)
+        self.rope_pitch = decisions.rope_pitch(problem)
         self.split = self.chunk > 0 or self.cut > 1
         # of CTAs that share the heads of a query: their number together, and which of them
         self.number = self.numbered()

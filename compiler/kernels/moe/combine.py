@@ -8,7 +8,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, loop
+from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, parameters
 from ptxflow.compiler.ir.storage import anywhere, global_tensor, part, rectangle
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
 from ptxflow.compiler.kernels.moe.problem import CHOSEN
@@ -23,7 +23,7 @@ VECTOR = 16  # bytes that a lane loads
 class Combine(Shape):
     """A CTA for each token."""
 
-    params = (*((name, "ptr") for name in ("places", "shares", "partial", "output")),)
+    params = parameters("places shares partial output: ptr")
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, "s_")

@@ -146,10 +146,8 @@ def _product(
 def _smem_traffic(f: Fields, tile_w: Any, device: Device) -> Any:
     """Bytes of a step: what is filled, and what each product reads of both sides."""
     side = decisions.TMEM_ROWS if device.has_tmem else decisions.WARPGROUP_ROWS
-    long, width = (
-        np.where(f.swap == 1, tile_w, f.tile_t),
-        np.where(f.swap == 1, f.tile_t, tile_w // f.waves),
-    )
+    long = np.where(f.swap == 1, tile_w, f.tile_t)
+    width = np.where(f.swap == 1, f.tile_t, tile_w // f.waves)
     units = np.maximum(long // side, 1) * np.where(f.swap == 1, 1, f.waves)
     return (f.tile_t + tile_w + units * (side + width)) * float(BLOCK)
 

@@ -27,7 +27,7 @@ from ptxflow.compiler.ir.nodes import (
     value,
     var,
 )
-from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, when
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, loop, parameters, when
 from ptxflow.compiler.ir.storage import anywhere, global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, LINES, WEIGHTS, copiers, smem_bytes
 from ptxflow.compiler.kernels.moe.problem import BLOCK
@@ -298,24 +298,15 @@ class Grouped(Shape):
     # -- the whole -----------------------------------------------------------------------------
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
+    def params(self) -> Params:
         if self.up:
-            names: tuple[str, ...] = (
-                "hidden_states",
-                "hidden_states_scale",
-                "gemm1_weights_scale",
-                "tokens",
+            return parameters(
+                "weights_map: map, hidden_states hidden_states_scale gemm1_weights_scale tokens "
+                "work tiles inner inner_scale: ptr, seq_len rows: u32"
             )
-            maps: tuple[str, ...] = ("weights_map",)
-            written: tuple[str, ...] = ("inner", "inner_scale")
-            numbers: tuple[str, ...] = ("seq_len", "rows")
-        else:
-            names, maps = ("inner_scale", "gemm2_weights_scale"), ("weights_map", "inner_map")
-            written, numbers = ("partial",), ("rows",)
-        return (
-            *((name, "map") for name in maps),
-            *((name, "ptr") for name in (*names, "work", "tiles", *written)),
-            *((name, "u32") for name in numbers),
+        return parameters(
+            "weights_map inner_map: map, inner_scale gemm2_weights_scale work tiles partial: ptr, "
+            "rows: u32"
         )
 
     def whole(self, warps: int, storage: Sequence[UOp], *roles: UOp, drained: bool = False) -> UOp:

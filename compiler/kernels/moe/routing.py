@@ -17,7 +17,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
-from ptxflow.compiler.ir.statements import KernelInfo
+from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
 from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.moe.decisions import JOINED
 from ptxflow.compiler.kernels.moe.problem import CHOSEN, EXPERTS, LANE_EXPERTS, ROW_ALIGN, WORD
@@ -49,13 +49,9 @@ LOG2E_REST = 1.925963033500011e-08  # what float32 leaves out of it
 ALL = (1, 2, 4, 8, 16)  # bits of lane numbers
 
 #: what routing reads and writes
-ROUTED = (
-    ("routing_logits", "ptr"),
-    ("routing_bias", "ptr"),
-    ("choices", "ptr"),
-    ("shares", "ptr"),
-    ("local_expert_offset", "u32"),
-    ("routed_scaling_factor", "u32"),
+ROUTED = parameters(
+    "routing_logits routing_bias choices shares: ptr, "
+    "local_expert_offset routed_scaling_factor: u32"
 )
 
 
@@ -167,10 +163,9 @@ class Permute(Shape):
         self._batches = (param("seq_len") + (LANES - 1)) // LANES  # sets of 32 tokens
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        routed = ROUTED if self.joined else (("choices", "ptr"),)
-        written = ("places", "tokens", "work", "tiles")
-        return (*routed, *((name, "ptr") for name in written), ("seq_len", "u32"))
+    def params(self) -> Params:
+        routed = ROUTED if self.joined else parameters("choices: ptr")
+        return routed + parameters("places tokens work tiles: ptr, seq_len: u32")
 
     def build(self) -> UOp:
         """The lowered kernel."""

@@ -29,7 +29,7 @@ from ptxflow.compiler.ir.nodes import (
     value,
     var,
 )
-from ptxflow.compiler.ir.statements import KernelInfo, kernel, when
+from ptxflow.compiler.ir.statements import KernelInfo, Params, kernel, parameters, when
 from ptxflow.compiler.ir.storage import slot, smem
 from ptxflow.compiler.kernels.rmsnorm import decisions
 from ptxflow.compiler.kernels.rmsnorm.decisions import WARP as WARP_SIZE
@@ -74,20 +74,14 @@ class Kernel:
         self.summands = ("hidden_states", "residual") if fused else ("hidden_states",)
         self.loops, self.kept = bool(decisions.loops(f)), s.residency == decisions.REGISTERS
         self.ahead, self.ctas = bool(s.load_ahead), int(s.ctas_per_row)
-        self.vectors, self.row_warps = (
-            int(decisions.vectors(f, problem)),
-            int(decisions.row_warps(f)),
-        )
-        self.warps, self.group_rows = (
-            int(decisions.threads(f)) // WARP_SIZE,
-            int(decisions.group_rows(f)),
-        )
+        self.vectors = int(decisions.vectors(f, problem))
+        self.row_warps = int(decisions.row_warps(f))
+        self.warps = int(decisions.threads(f)) // WARP_SIZE
+        self.group_rows = int(decisions.group_rows(f))
         self.smem_bytes, self.flight = int(decisions.smem_bytes(f)), int(s.rows_in_flight)
-        self.piece, self.sharers, self.taken = (
-            int(decisions.piece(f)),
-            int(decisions.sharers(f)),
-            int(decisions.taken(f)),
-        )
+        self.piece = int(decisions.piece(f))
+        self.sharers = int(decisions.sharers(f))
+        self.taken = int(decisions.taken(f))
         self.at_once = self.vectors if self.kept else int(s.unroll)
         self.row_threads, self.width = int(s.row_threads), int(s.vector)
         self.packed = self.width // 2  # registers of a vector
@@ -110,9 +104,8 @@ class Kernel:
     # -- the whole -----------------------------------------------------------------------------
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        tensors = (*self.summands, "weight", "output")
-        return (*((name, "ptr") for name in tensors), ("batch_size", "u32"))
+    def params(self) -> Params:
+        return parameters(f"{' '.join(self.summands)} weight output: ptr, batch_size: u32")
 
     def build(self) -> UOp:
         """The lowered kernel."""

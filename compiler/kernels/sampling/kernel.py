@@ -19,7 +19,7 @@ from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, var
-from ptxflow.compiler.ir.statements import KernelInfo
+from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
 from ptxflow.compiler.ir.storage import global_tensor, part, rectangle, slot, smem
 from ptxflow.compiler.kernels.sampling import decisions, filters
 from ptxflow.compiler.kernels.sampling.decisions import ALIGN, LINE, REGISTERS, SHARED
@@ -49,14 +49,10 @@ class Kernel:
         self.vocab, self.ctas, self.threads = problem["vocab_size"], int(s.ctas), int(s.threads)
         self.warps, self.width = self.threads // WARP_SIZE, int(s.vector)
         self.kept, self.shared = s.residency == REGISTERS, s.residency == SHARED
-        self.vectors, self.at_once = (
-            int(decisions.vectors(f, problem)),
-            int(decisions.at_once(f, problem)),
-        )
-        self.chunks, self.segments = (
-            self.vectors // self.at_once,
-            int(decisions.segments(f, problem)),
-        )
+        self.vectors = int(decisions.vectors(f, problem))
+        self.at_once = int(decisions.at_once(f, problem))
+        self.chunks = self.vectors // self.at_once
+        self.segments = int(decisions.segments(f, problem))
         self.step = self.width * WARP_SIZE  # elements of a warp's vector
         self.size = self.at_once * self.step  # and of a segment
         self.runs, self.slots = self.ctas * self.warps, int(decisions.slots(f))
@@ -100,10 +96,9 @@ class Kernel:
     # -- the whole -----------------------------------------------------------------------------
 
     @property
-    def params(self) -> tuple[tuple[str, str], ...]:
-        tensors = ("probs", *self.filters, "samples")
-        words = (*RANDOM, PRESENT)
-        return (*((n, "ptr") for n in (*tensors, GENERATOR)), *((n, "u32") for n in words))
+    def params(self) -> Params:
+        tensors, words = " ".join(self.filters), " ".join((*RANDOM, PRESENT))
+        return parameters(f"probs {tensors} samples {GENERATOR}: ptr, {words}: u32")
 
     def build(self) -> UOp:
         """The lowered kernel."""
