@@ -8,7 +8,7 @@ whose columns alternate.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import ALIKE, each, pieces, widened
+from ptxflow.compiler.atoms.threads import ALIKE, each, pieces, widened, written
 from ptxflow.compiler.ir import UOp
 
 SIGN = 0x80000000
@@ -145,17 +145,15 @@ instruction(
 )
 
 
-def _prefix_text(use: UOp, text: dict[str, str]) -> str:
-    dst = text["dst"]
-    return "\n".join(
-        f"shfl.sync.up.b32 %ra|%pw, {dst}, {1 << i}, 0, 0xFFFFFFFF;\n"
-        f"@%pw add.rn.f32 {dst}, {dst}, %ra;"
-        for i in range(WARP.bit_length() - 1)
-    )
-
-
 instruction(
     "prefix_sum(dst: frag*1 rw) warp",
-    _prefix_text,
+    written(
+        "",
+        *(
+            f"shfl.sync.up.b32 %ra|%pw, {{dst}}, {1 << i}, 0, 0xFFFFFFFF;\n"
+            "@%pw add.rn.f32 {dst}, {dst}, %ra;"
+            for i in range(WARP.bit_length() - 1)
+        ),
+    ),
     "9.7.9.6 shfl.sync.up: to every lane's value those of the lanes before are added",
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.common import _ISA_TMA, _TMA_RULES
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import each, pieces, scoped
+from ptxflow.compiler.atoms.threads import each, pieces, scoped, written
 from ptxflow.compiler.ir import UOp
 
 LOG2E_NEGATED = "0fBFB8AA3B"
@@ -36,11 +36,11 @@ instruction(
 instruction(
     "copy_words(dst: smem w generic copies, offset: value, base: pointer, index inside: value, "
     "tile: global r read-only) warp",
-    lambda use, t: (
-        f"add.u32 %ra, {t['dst_reg']}, {t['offset']};\n"
-        f"mad.wide.u32 %rda, {t['index']}, 4, {t['base']};\n"
-        + ("" if t["inside"] == "1" else f"@{t['inside']} ")
-        + "cp.async.ca.shared.global [%ra], [%rda], 4;"
+    written(
+        "",
+        "add.u32 %ra, {dst_reg}, {offset};",
+        "mad.wide.u32 %rda, {index}, 4, {base};",
+        "{inside.guard}cp.async.ca.shared.global [%ra], [%rda], 4;",
     ),
     "9.7.9.25 cp.async: a word of the lanes for which a condition holds; index counts words",
     sass=("cp.async",),
@@ -169,14 +169,12 @@ instruction(
 )
 instruction(
     "st_global_fp8(base: pointer, index inside: value, tile: global w, src: frag*1 r)",
-    lambda use, t: scoped(
+    written(
         "f32 none",
-        [
-            "mov.b32 %_none, 0;",
-            f"cvt.rn.satfinite.e4m3x2.f32 %rh, %_none, {t['src']};",
-            f"mad.wide.u32 %rda, {t['index']}, 1, {t['base']};",
-            ("" if t["inside"] == "1" else f"@{t['inside']} ") + "st.global.b8 [%rda], %rh;",
-        ],
+        "mov.b32 %_none, 0;",
+        "cvt.rn.satfinite.e4m3x2.f32 %rh, %_none, {src};",
+        "mad.wide.u32 %rda, {index}, 1, {base};",
+        "{inside.guard}st.global.b8 [%rda], %rh;",
     ),
     "9.7.9.11 st of one float32 register, rounded to e4m3 (9.7.9.22 cvt)",
     sass=("cvt to fp8",),

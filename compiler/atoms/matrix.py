@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes
 from ptxflow.compiler.atoms.table import instruction
-from ptxflow.compiler.atoms.threads import pieces, scoped, vector, written
+from ptxflow.compiler.atoms.threads import pieces, scoped, written
 from ptxflow.compiler.ir import UOp
 
 
@@ -62,10 +62,7 @@ instruction(
 )
 instruction(
     "scan_lanes(dst: frag*1 w, src: frag*1 r) warp",
-    lambda use, t: scoped(
-        "b32 up, pred p",
-        [f"mov.b32 {t['dst']}, {t['src']};", *scan_lanes(t["dst"], "%_up", "%_p")],
-    ),
+    written("b32 up, pred p", "mov.b32 {dst}, {src};", *scan_lanes("{dst}", "%_up", "%_p")),
     "9.7.9.6 shfl.sync.up: the sum of the lane's integer and those of the lanes before",
 )
 
@@ -104,22 +101,20 @@ instruction(
 )
 
 
-def _transpose_text(use: UOp, text: dict[str, str]) -> str:
-    lines = [f"mov.b32 {text['dst']}, 0;"]
-    for bit in range(32):
-        lines += [
-            f"and.b32 %_bit, {text['src']}, {1 << bit};",
-            "setp.ne.u32 %_p, %_bit, 0;",
-            f"vote.sync.ballot.b32 %_bit, %_p, {ALL_LANES};",
-            f"setp.eq.u32 %_p, %lane, {bit};",
-            f"@%_p mov.b32 {text['dst']}, %_bit;",
-        ]
-    return scoped("b32 bit, pred p", lines)
-
-
 instruction(
     "transpose_bits(dst: frag*1 w, src: frag*1 r) warp",
-    _transpose_text,
+    written(
+        "b32 bit, pred p",
+        "mov.b32 {dst}, 0;",
+        *(
+            f"and.b32 %_bit, {{src}}, {1 << bit};\n"
+            "setp.ne.u32 %_p, %_bit, 0;\n"
+            f"vote.sync.ballot.b32 %_bit, %_p, {ALL_LANES};\n"
+            f"setp.eq.u32 %_p, %lane, {bit};\n"
+            "@%_p mov.b32 {dst}, %_bit;"
+            for bit in range(32)
+        ),
+    ),
     "9.7.13.10 vote.sync: bit j of lane i becomes bit i of lane j",
 )
 instruction(
@@ -132,31 +127,19 @@ instruction(
 )
 
 
-def _store_text(use: UOp, text: dict[str, str]) -> str:
-    kind, registers = vector(text["src"])
-    guard = "" if text["inside"] == "1" else f"@{text['inside']} "
-    return (
-        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};\n"
-        f"{guard}st.shared.{kind} [%ra], {registers};"
-    )
-
-
 instruction(
     "st_shared_lanes(dst: smem w, offset inside: value, src: frag*1|2|4 r)",
-    _store_text,
+    written(
+        "",
+        "add.u32 %ra, {dst_reg}, {offset};",
+        "{inside.guard}st.shared.{src.kind} [%ra], {src.vector};",
+    ),
     "9.7.9.11 st of one, two or four registers, by the lanes for which a condition holds",
 )
 
 
-def _load_text(use: UOp, text: dict[str, str]) -> str:
-    kind, registers = vector(text["dst"])
-    return (
-        f"add.u32 %ra, {text['src_reg']}, {text['offset']};\nld.shared.{kind} {registers}, [%ra];"
-    )
-
-
 instruction(
     "ld_shared_lanes(dst: frag*1|2|4 w, src: smem r, offset: value)",
-    _load_text,
+    written("", "add.u32 %ra, {src_reg}, {offset};", "ld.shared.{dst.kind} {dst.vector}, [%ra];"),
     "9.7.9.8 ld of one, two or four registers",
 )

@@ -52,20 +52,18 @@ def scan_lanes(value: str, other: str, predicate: str) -> list[str]:
 
 instruction(
     "zero_shared(dst: smem*512 w)",
-    lambda use, t: scoped(
+    written(
         "b32 z",
-        [
-            "mov.b32 %_z, 0;",
-            f"mad.lo.u32 %ra, %lane, 16, {t['dst_reg']};",
-            "st.shared.v4.b32 [%ra], {%_z, %_z, %_z, %_z};",
-        ],
+        "mov.b32 %_z, 0;",
+        "mad.lo.u32 %ra, %lane, 16, {dst_reg};",
+        "st.shared.v4.b32 [%ra], {{%_z, %_z, %_z, %_z}};",
     ),
     "9.7.9.11 st of zeros: 16 bytes a lane; begun: sums, to be read when something was added",
     defaults=(("begun", False), ("unread", "dst")),
 )
 instruction(
     "weigh(dst: frag*1 w, src: frag*1 r)",
-    lambda use, t: "\n".join(weigh(t["src"], t["dst"])),
+    written("", *weigh("{src}", "{dst}")),
     "9.7.9.22 cvt: the weight of an element",
 )
 instruction(

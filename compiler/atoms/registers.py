@@ -33,11 +33,7 @@ instruction(
 )
 instruction(
     "choose(dst: frag*n w, flag: frag r, a b: frag*n r)",
-    lambda use, t: written(
-        "pred q",
-        "setp.ne.u32 %_q, {flag}, 0;",
-        *(f"selp.b32 {{dst[{i}]}}, {{a[{i}]}}, {{b[{i}]}}, %_q;" for i in range(use.src[0].arg)),
-    )(use, t),
+    each("selp.b32 {dst}, {a}, {b}, %_q;", temps="pred q", begin="setp.ne.u32 %_q, {flag}, 0;"),
     "9.7.7 selp: the first where the flag is not 0, else the second",
 )
 instruction("popc(dst: frag*1 w, src: frag*1 r)", "popc.b32 {dst}, {src};", "9.7.1 popc")

@@ -59,7 +59,12 @@ def scoped(registers: str, lines: Iterable[str]) -> str:
 
 
 class _Registers(str):
-    """An operand's text, of which `[i]` is a register."""
+    """An operand's text, of which `[i]` is a register; `kind` and `vector` are for a load or store
+    of them, `guard` for an instruction that a condition predicates."""
+
+    kind = property(lambda self: vector(self)[0])
+    vector = property(lambda self: vector(self)[1])
+    guard = property(lambda self: "" if self == "1" else f"@{self} ")
 
     def __getitem__(self, index: Any) -> str:
         return str(self.split(", ")[index])

@@ -21,7 +21,7 @@ from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU, Reward
 from ptxflow.env.space import EmptySpace, Space, StrategySpace
 from ptxflow.eval.sample.widened import WideReward, widened
-from ptxflow.eval.study.search.process import ALIKE, NOISE
+from ptxflow.eval.study.search.process import ALIKE, BRAVE, NOISE
 from ptxflow.eval.tune.loop import Timed
 from ptxflow.gfn.inference import Policy, sample_by_steps
 
@@ -58,12 +58,19 @@ class Residuals:
         """rows [n, F] choice indices, off [n]; n may be 0."""
         self.rows = rows
         self.mean = float(np.median(off)) if len(off) else 0.0
-        own = self._alike(rows) + NOISE * np.eye(len(rows))
-        self.weights = np.linalg.solve(own, off - self.mean) if len(off) else off
+        self.inverse = np.linalg.inv(self._alike(rows) + NOISE * np.eye(len(rows)))
+        self.weights = self.inverse @ (off - self.mean)
+        self.scale = float((off - self.mean) @ self.weights) / max(1, len(off))
 
     def of(self, rows: NDArray[np.int64]) -> Array:
         """[n] of strategies by their choice indices [n, F]."""
         return np.asarray(self.mean + self._alike(rows) @ self.weights)
+
+    def least(self, rows: NDArray[np.int64]) -> Array:
+        """[n] what it may be, BRAVE standard deviations below the mean."""
+        alike = self._alike(rows)
+        spread = 1 - np.einsum("ij,jk,ik->i", alike, self.inverse, alike, optimize=True)
+        return self.of(rows) - BRAVE * np.sqrt(self.scale * np.maximum(spread, 1e-9))
 
     def _alike(self, rows: NDArray[np.int64]) -> Array:
         differ = np.zeros((len(rows), len(self.rows)), np.int16)
@@ -123,6 +130,11 @@ class Draws:
         keys = share / (TAU * attainable_tflops(part.problem, part.device))
         best = np.argsort(-(keys + rng.gumbel(size=len(codes))), kind="stable")
         return np.asarray(codes[best[:k]])
+
+    def hope(self, part: RelationSpace, codes: Codes) -> Array:
+        """[n] ln of the microseconds that strategies of the session's space may reach."""
+        us = np.log(self.believed.us(part, codes))
+        return us + self._residuals().least(part.indices(codes))
 
     def _listed(self) -> Codes:
         """A policy's draws of the listed space, as the wide one has them."""

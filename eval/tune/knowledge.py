@@ -8,29 +8,35 @@ half, those of other families a tenth, and the move's own strength is a prior of
     ptxflow knowledge show FILE                  moves by state, the most tried first
     ptxflow knowledge export FILE > LINES        JSON lines, for review and for others
     ptxflow knowledge import FILE OTHER...       add exported rows or other bases; also: merge
-    ptxflow knowledge page LINES --into docs/moves.md --plot plots/moves.png
+    ptxflow knowledge page FILE --into docs/moves.md --plot plots/moves.png
+
+Each of these takes sessions, too, as `python -m ptxflow.eval.tune.report` packs them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ptxflow.command import BadInput, Parser, align, reports
 from ptxflow.compiler.files import typed, write_whole
 from ptxflow.eval.bench.markdown import markdown, placed
+from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.tune.moves import Move
 
 VERSION = 1
 PRIOR, PRIOR_GAIN, PRIOR_SPREAD = 2.0, 0.05, 0.02  # tries; gain of strength 1; of one try
 HELPED = 0.005  # gain from which a move helped
 WEIGHTS = 1.0, 0.5, 0.1  # rows of the state, of its family, of others
+SUMS = "tried", "helped", "gain", "squares"
 WAIT = 30.0  # seconds for another process's write
 TABLES = """
 create table if not exists entries (
@@ -175,16 +181,62 @@ def rows_of(device: str, outcomes: Iterable[Outcome]) -> list[Row]:
     return found
 
 
+def summed(rows: Iterable[Row]) -> list[Row]:
+    """One row of each state and move, or of two that follow."""
+    held: dict[Row, Row] = {}
+    for row in rows:
+        sums = {n: v for n, v in asdict(row).items() if n in SUMS}
+        none: dict[str, Any] = dict.fromkeys(sums, 0)
+        what = replace(row, **none)
+        old = held.get(what, what)
+        held[what] = replace(old, **{n: v + getattr(old, n) for n, v in sums.items()})
+    return list(held.values())
+
+
 def _add(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
     for row in rows:
         held = asdict(row)
         table = "entries" if isinstance(row, Entry) else "follows"
-        sums = [n for n in held if n in ("tried", "helped", "gain", "squares")]
+        sums = [n for n in held if n in SUMS]
         db.execute(
             f"insert into {table} values ({', '.join(f':{n}' for n in held)}) on conflict do "
             f"update set {', '.join(f'{n} = {n} + excluded.{n}' for n in sums)}",
             held,
         )
+
+
+def ended(path: Path) -> list[dict[str, Any]]:
+    """The sessions that ended: in a folder, or of a packed file, one a line. BadInput, one line,
+    where one cannot be read."""
+    states: list[dict[str, Any]] = []
+    for file in sorted(path.rglob("session.json")) if path.is_dir() else [path]:
+        try:
+            held = file.read_bytes()
+            texts = [held] if path.is_dir() else lzma.decompress(held).splitlines()
+            states += [json.loads(text) for text in texts]
+        except (OSError, ValueError, lzma.LZMAError) as error:
+            raise BadInput(f"{file}: no session: {error}") from None
+    return [s for s in states if isinstance(s, dict) and "champion" in s]
+
+
+def outcomes(session: Mapping[str, Any]) -> list[Outcome]:
+    """The tries of one move alone that a session which ended tells of."""
+    at_roof = Floors(**session["floors_us"]).attainable
+    known = {session["start"]["key"]: session["start"]["us"]}
+    champion, last, found = session["start"]["key"], "", list[Outcome]()
+    for made in session["rounds"]:
+        before = known.get(made["start"]) or at_roof / made["gaps"]["share"]
+        for b in (b for b in made["branches"] if math.isfinite(b["us"])):
+            known[b["key"]] = b["us"]
+            if len(b["moves"]) == 1 and not b["drawn"]:
+                gain = math.log(before / b["us"])
+                found.append(Outcome(made["state"], b["moves"][0], gain, last))
+        if made["champion"] != champion:
+            champion = made["champion"]
+            last = next(
+                (m for b in made["branches"] if b["key"] == champion for m in b["moves"]), ""
+            )
+    return found
 
 
 def to_lines(rows: Iterable[Row]) -> str:
@@ -225,11 +277,14 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a base, or of JSON lines; BadInput where the file is neither."""
+    """The rows of a base, of sessions, or of JSON lines; BadInput where the file is neither."""
     if not path.is_file():
         raise BadInput(f"{path}: no such file")
     if path.read_bytes()[:6] == b"SQLite":
         return [*Knowledge(path).entries(), *Knowledge(path).follows()]
+    if path.suffix == ".xz":
+        own = [r for s in ended(path) for r in rows_of(s["settings"]["device"], outcomes(s))]
+        return sorted(summed(own), key=lambda r: -r.tried)
     return from_lines(path.read_text(errors="replace"), str(path))
 
 

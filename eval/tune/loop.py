@@ -27,7 +27,8 @@ from ptxflow.eval.tune.moves import AXES, Move, applicable
 NEARBY = 1.15  # times the champion's: a kernel of the frontier that a round may start from
 LEAST_NOISE = 0.003  # of two measurements: below it nothing is told apart
 SETTLED = 4  # kernels of the start that tell the noise
-QUIET = 12  # rounds in a row without a gain, after which the loop ends
+HOPEFUL = 64  # draws, of which those are taken that may be the fastest
+QUIET = 16  # rounds in a row without a gain, after which the loop ends
 EFFECTIVE, INEFFECTIVE, NOT_IMPLEMENTED = "effective", "ineffective", "not implemented"
 
 #: codes of k distinct draws of the policy in a part of the space, by a seed
@@ -72,7 +73,7 @@ class Limits:
 
     rounds: int = 20
     measurements: int = 64
-    moves: int = 3
+    moves: int = 2
     branches: int = 4
 
 
@@ -134,11 +135,18 @@ class Session:
     seed: int = 0
     measured: dict[Strategy, Timed] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
+    #: ln of the microseconds that codes of a part may reach, [n]; None: nothing is foreseen
+    hope: Callable[[Any, NDArray[np.int64]], NDArray[np.float64]] | None = None
     #: what a round tries without any move, where that is no draw
     proposed: Callable[[], Sequence[Strategy]] | None = None
     _tried: set[tuple[Strategy, str]] = field(default_factory=set)
     _begun: set[Strategy] = field(default_factory=set)
+    _codes_seen: set[int] = field(default_factory=set)
     _last: str = ""  # the move that made the champion
+
+    @property
+    def _spent(self) -> bool:
+        return len(self.measured) >= self.limits.measurements
 
     @property
     def frontier(self) -> list[Strategy]:
@@ -170,7 +178,7 @@ class Session:
             start = self._start(champion) if quiet % 2 else champion
             before = self.measured[champion].us
             made = yield from self._round(number, start)
-            quiet = quiet + 1 if made.us > before * (1 - self.bench.noise) else 0
+            quiet = quiet + 1 if made.us > before * (1 - LEAST_NOISE) else 0
             if not made.end and quiet == QUIET:
                 made = replace(made, end=f"{QUIET} rounds gained nothing")
             yield made
@@ -194,9 +202,9 @@ class Session:
         end = "near peak" if gaps.near_peak and start == champion else ""
         rng = np.random.default_rng([self.seed, number])
         moves = [] if end else self.chosen(start, gaps, state, rng)
-        planned = self.branches(start, moves, rng)
+        planned = [] if end else self.branches(start, moves, rng)
         planned = planned[: self.limits.measurements - len(self.measured)]
-        end = end or ("" if planned else "no move is left" if not moves else "budget spent")
+        end = end or ("" if planned else "budget spent" if self._spent else "nothing is left")
         yield from self._measure([strategy for _, _, strategy in planned])
         made = tuple(
             Branch(tuple(m.name for m in of), drawn, s.key, self.measured[s].us,
@@ -211,7 +219,7 @@ class Session:
         if best != champion:
             of, drawn, _ = next(p for p in planned if p[2] == best)
             for move in of:
-                worth = yield from self._attribution(start, best, move, state, len(of))
+                worth = yield from self._attribution(start, best, move, state)
                 attributions.append(worth)
             self._last = of[0].name if of else ""
         return Round(
@@ -223,16 +231,23 @@ class Session:
         self, start: Strategy, gaps: Gaps, state: str, rng: np.random.Generator
     ) -> list[Move]:
         """The round's moves: those of an axis by what is expected of them, drawn from how sure that
-        is; none twice from one kernel, none that leaves no strategy."""
+        is, and by what their best kernel may reach; none twice from one kernel, none that leaves no
+        strategy."""
         ranked: dict[str, list[Move]] = {}
         for axis in AXES:
             rows = []
             for move in applicable(self.space.family, start, axis):
                 expected = self.experience.of(state, move)
-                rows.append((rng.normal(expected.mean, expected.spread), move))
+                gain = rng.normal(expected.mean, expected.spread)
+                fixed = move.fixed(self.space.family, start)
+                if (start, move.name) in self._tried or not self._given(fixed):
+                    continue
+                if self.hope:
+                    near = self._near(start, fixed)
+                    gain -= self.hope(self.space, near).min() if len(near) else math.inf
+                rows.append((gain, move))
             rows.sort(key=lambda row: -row[0])
-            ranked[axis] = [m for _, m in rows if (start, m.name) not in self._tried
-                            and self._given(m.fixed(self.space.family, start))]  # fmt: skip
+            ranked[axis] = [m for _, m in rows]
         budget = gaps.budget(self.limits.moves, {a: len(ms) for a, ms in ranked.items()})
         found = [m for axis in gaps.by_axis for m in ranked[axis][: budget[axis]]]
         self._tried |= {(start, m.name) for m in found}
@@ -241,32 +256,50 @@ class Session:
     def branches(
         self, start: Strategy, moves: Sequence[Move], rng: np.random.Generator
     ) -> list[tuple[tuple[Move, ...], bool, Strategy]]:
-        """New strategies, at most `limits.branches`: one that the policy draws without any move,
-        each move with the rest as at the start, all moves together, then moves with the rest drawn
-        by the policy."""
+        """New strategies, at most `limits.branches`: at least one that the policy draws without any
+        move, each move with the rest as at the start, then with the rest drawn by the policy, and
+        where that is not enough the policy's draws again."""
         found: dict[Strategy, tuple[tuple[Move, ...], bool]] = {}
-        singles = [(m,) for m in moves]
-        together = [tuple(moves)] if len(moves) > 1 else []
-        plans = [(of, False) for of in singles + together] + [
-            (of, True) for of in together + singles
-        ]
-        for of, drawn in [((), True), *plans, *plans]:
+        plans = [((m,), drawn) for drawn in (False, True) for m in moves]
+        free = [((), True)] * self.limits.branches
+        first = 1 if self.proposed else max(1, len(free) - len(moves))
+        for of, drawn in [*free[:first], *plans, *free]:
             if len(found) == self.limits.branches:
                 break
-            fixed = merged(of, self.space, start)
-            keep = {} if drawn or not fixed else self._kept(start, fixed)
-            part = self._given({**keep, **fixed}) if fixed and (drawn or keep) else None
-            if not of:
-                part = self.space if moves else None
-            if part is None:
-                continue
-            codes = self.draws(part, 4, int(rng.integers(2**31)))
+            fixed = of[0].fixed(self.space.family, start) if of else {}
+            codes = self._codes(start, fixed, drawn, int(rng.integers(2**31)))
             drew = (self.space.strategy(int(c)) for c in codes)
-            new = iter(self.proposed()) if self.proposed and not of else drew
+            new = iter(self.proposed()) if self.proposed and not of and not found else drew
             fresh = next((s for s in new if s not in self.measured and s not in found), None)
             if fresh is not None:
                 found[fresh] = of, drawn
         return [(of, drawn, s) for s, (of, drawn) in found.items()]
+
+    def _codes(
+        self, start: Strategy, fixed: Mapping[str, Sequence[Choice]], drawn: bool, seed: int
+    ) -> NDArray[np.int64]:
+        """What has the fixed choices, the rest as at the start or drawn; the most hopeful first."""
+        codes = self._near(start, fixed) if self.hope and not drawn else np.zeros(0, np.int64)
+        if not len(codes):
+            keep = {} if drawn else self._kept(start, fixed)
+            part = self._given({**keep, **fixed}) if fixed else self.space
+            if part is None or not (drawn or keep):
+                return codes
+            codes = self.draws(part, HOPEFUL if self.hope else 4, seed)
+        if self.hope:
+            codes = codes[np.argsort(self.hope(self.space, codes), kind="stable")]
+        return codes
+
+    def _near(self, start: Strategy, fixed: Mapping[str, Sequence[Choice]]) -> NDArray[np.int64]:
+        """Codes, of what was not measured, that differ from the start in the fixed alone."""
+        held = self.space.family.choices(start)
+        rows = np.zeros((1, 0), np.int64)
+        for d in self.space.decisions:
+            own = np.array([d.choices.index(c) for c in fixed.get(d.name, (held[d.name],))])
+            rows = np.column_stack([np.repeat(rows, len(own), 0), np.tile(own, len(rows))])
+        left = self.space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]]
+        codes = rows[left > 0] @ self.space.strides[1:]
+        return np.asarray(codes[[int(c) not in self._codes_seen for c in codes]])
 
     def _kept(
         self, start: Strategy, fixed: Mapping[str, Sequence[Choice]]
@@ -291,7 +324,7 @@ class Session:
             return None
 
     def _attribution(
-        self, start: Strategy, best: Strategy, move: Move, state: str, moves: int
+        self, start: Strategy, best: Strategy, move: Move, state: str
     ) -> Generator[Step, Sequence[Timed], Attribution]:
         """The champion without the move: its decisions as they were where the round began, and of
         the others as few changed as that needs."""
@@ -301,7 +334,7 @@ class Session:
         if part is None:
             return Attribution(move.name, None, "not valid without it")
         without = self.space.strategy(int(self.draws(part, 1, self.seed)[0]))
-        if without not in self.measured and len(self.measured) >= self.limits.measurements:
+        if without not in self.measured and self._spent:
             return Attribution(move.name, None, "no budget")
         (timed,) = yield from self._measure([without])
         if not timed.right:
@@ -309,7 +342,7 @@ class Session:
         gain = math.log(timed.us / self.measured[best].us)
         if self.bench.alike(best, without):
             return Attribution(move.name, gain, NOT_IMPLEMENTED)
-        if moves > 1 or without != start:
+        if without != start:
             self._learn(state, move, gain)
         return Attribution(move.name, gain, EFFECTIVE if gain > self.bench.noise else INEFFECTIVE)
 
@@ -319,6 +352,7 @@ class Session:
     def _measure(self, strategies: Sequence[Strategy]) -> Measuring:
         if new := tuple(s for s in dict.fromkeys(strategies) if s not in self.measured):
             self.measured.update(zip(new, (yield new), strict=True))
+            self._codes_seen |= {self.space.code(s) for s in new}
         return [self.measured[s] for s in strategies]
 
 
@@ -328,17 +362,3 @@ def answered(steps: Steps, times: Sequence[Timed]) -> Step | None:
         return steps.send(times)
     except StopIteration:
         return None
-
-
-def merged(
-    moves: Sequence[Move], space: StrategySpace, start: Strategy
-) -> dict[str, tuple[Choice, ...]]:
-    """What several moves fix together; empty where two of them contradict."""
-    fixed: dict[str, tuple[Choice, ...]] = {}
-    for move in moves:
-        for name, choices in move.fixed(space.family, start).items():
-            both = tuple(c for c in fixed.get(name, choices) if c in choices)
-            if not both:
-                return {}
-            fixed[name] = both
-    return fixed

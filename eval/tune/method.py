@@ -55,7 +55,7 @@ class Tuner:
         draws = _Draws(space, self.log_probs, measured)
         session = Session(
             space, self.floors, Bench(), draws, Experience(self.rows), ENDLESS,
-            int(rng.integers(2**31)), measured, self.tries,
+            int(rng.integers(2**31)), measured, self.tries, draws.hope,
         )  # fmt: skip
         first = [space.strategy(int(c)) for c in draws(space, STARTS, session.seed)]
         steps = session.steps(first)
@@ -88,14 +88,22 @@ class _Draws:
     logs: Array
     measured: Mapping[Strategy, Timed]
 
+    def residuals(self) -> Residuals:
+        right = {s: t.us for s, t in self.measured.items() if t.right}
+        codes = coded(self.whole, list(right))
+        told = -TAU * self.logs[np.searchsorted(self.whole.codes, codes)]
+        return Residuals(self.whole.indices(codes), np.log(list(right.values())) - told)
+
+    def hope(self, part: Space, codes: NDArray[np.int64]) -> Array:
+        """See Session."""
+        told = -TAU * self.logs[np.searchsorted(self.whole.codes, codes)]
+        return told + self.residuals().least(self.whole.indices(codes))
+
     def __call__(self, part: Space, k: int, seed: int) -> NDArray[np.int64]:
         places = np.searchsorted(self.whole.codes, part.codes)
         keys = SHARPNESS * self.logs[places]
-        right = {s: t.us for s, t in self.measured.items() if t.right}
-        if right:
-            codes = coded(self.whole, list(right))
-            told = -TAU * self.logs[np.searchsorted(self.whole.codes, codes)]
-            off = Residuals(self.whole.indices(codes), np.log(list(right.values())) - told)
+        if self.measured:
+            off = self.residuals()
             keys = keys - SHARPNESS / TAU * (off.of(part.indices()) - off.mean)
         keys = keys + np.random.default_rng(seed).gumbel(size=len(keys))
         return np.asarray(part.codes[np.argsort(-keys, kind="stable")[:k]])

@@ -1,11 +1,13 @@
 """What a tuning session says: a line and a page of a round, the report of the whole, a summary.
 
-`python -m ptxflow.eval.tune.report DIR...` prints a table of the sessions in these folders.
+`python -m ptxflow.eval.tune.report DIR...` prints a table of the sessions in these folders, or in
+files of sessions that it packed.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,10 +15,12 @@ from statistics import geometric_mean
 from typing import Any
 
 from ptxflow.command import BadInput, Parser, reports
-from ptxflow.eval.bench.markdown import markdown
+from ptxflow.compiler.files import write_whole
+from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.records import best_baseline
 from ptxflow.eval.study.html import Plot, Section
 from ptxflow.eval.study.html import page as html_page
+from ptxflow.eval.tune.knowledge import ended
 from ptxflow.eval.tune.loop import Round
 
 CAPTIONS = {
@@ -74,14 +78,21 @@ def summary(state: Mapping[str, Any]) -> str:
 
 def table(states: Sequence[Mapping[str, Any]]) -> str:
     """Sessions beside each other, and geometric means: how much faster the champion is than the
-    best start, the best of the policy's draws and the fastest library, in the same rounds."""
-    head = ["workload", "kernels", "us", "of its start", "of the rivals' best", "of the library"]
+    best start, the best of the policy's draws and the fastest library, in the same rounds; and the
+    kernel that was fastest before these rounds, which chose among several, than the draws."""
+    head = ["workload", "kernels", "us", "of its start", "of the rivals' best",
+            "unchosen, of the rivals' best", "of the library"]  # fmt: skip
     rows, ratios = [], list[tuple[float | None, ...]]()
     for state in states:
         s, c = state["settings"], state["champion"]
         label = " ".join([s["definition"], *(f"{n}={v}" for n, v in s["axes"].items())])
         library = best_baseline(s["definition"], c["peers"])
-        found = tuple(us and us / c["us"] for us in (c["start_us"], c["rival_us"], library))
+        found = (
+            c["start_us"] / c["us"],
+            c["rival_us"] and c["rival_us"] / c["us"],
+            c["rival_us"] and c["rival_us"] / c["screened_us"],
+            library and library / c["us"],
+        )
         ratios.append(found)
         cells = ["-" if x is None else f"{x:.3f}" for x in found]
         rows.append([label, str(state["measured"]), f"{c['us']:.2f}", *cells])
@@ -129,17 +140,18 @@ def page(state: Mapping[str, Any], folder: Path) -> str:
 @reports("report")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m ptxflow.eval.tune.report", description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
-    found = []
-    for folder in parser.parse_args(argv).folders:
-        for path in sorted(folder.rglob("session.json")):
-            try:
-                state = json.loads(path.read_text())
-            except (OSError, ValueError) as error:
-                raise BadInput(f"{path}: no session: {error}") from None
-            found += [state] if "champion" in state else []
+    parser.add_argument("sessions", nargs="+", type=Path, metavar="DIR|FILE.jsonl.xz")
+    parser.add_argument("--pack", type=Path, metavar="FILE.jsonl.xz", help="write them, one a line")
+    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="renew its table `sessions`")
+    args = parser.parse_args(argv)
+    found = [state for path in args.sessions for state in ended(path)]
     if not found:
         raise BadInput("no session in there has ended")
+    if args.pack:
+        with lzma.open(args.pack, "wt", preset=9) as file:
+            file.writelines(json.dumps(state) + "\n" for state in found)
+    if args.into:
+        write_whole(args.into, placed(args.into.read_text(), {"sessions": table(found)}))
     print(table(found))
     return 0
 

@@ -1,12 +1,12 @@
 """Tune a workload in rounds: gaps, moves for the largest, branches, champion, what each is worth.
 
 A round asks how far the best kernel is from the device's roofs (by Nsight Compute where it is, else
-by the floors of compute, memory and launch), takes a few moves for the largest gaps, and measures
-kernels that make them: a move fixes some decisions, the rest stay or are drawn from the policy
-given what is fixed. Moves of the champion are taken back one by one: each is effective,
-ineffective, or not to be seen in the machine code. It ends near the roof, when moves are used up,
-when rounds in a row gained nothing, or with the budget. A family's wide space has no policy: there
-a session begins at draws of the listed space's and at the reward's, which completes moves, too.
+by the floors of compute, memory and launch), takes moves for the largest gaps, and measures kernels
+that make them, beside draws: a move fixes some decisions, the rest stay or are drawn from the
+policy given what is fixed; what may be fastest by all that was measured is taken. A champion's move
+is taken back: it is effective, ineffective, or not to be seen in the machine code. It ends near the
+roof, when rounds in a row gained nothing, or with the budget. A family's wide space has no policy:
+there a session begins at draws of the listed space's and at the reward's, which completes moves.
 
 All is kept in --state: records of every measurement, profiles, what each round saw. A session that
 was stopped, or killed, is repeated from these by the same command, and measures only what is
@@ -79,7 +79,7 @@ from ptxflow.gfn.inference import Policy, load_policy
 
 SCHEMA = 2
 FINALISTS = 8  # kernels that are timed again in the same rounds, the first start among them
-AT_ONCE = 6  # sessions of several workloads that go on side by side
+AT_A_TIME = 16  # rivals that are asked for: the GPU waits for kernels in the order of questions
 SESSION, RECORDS, PROFILES, KNOWN, TRANSCRIPT = (
     "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl", "model.jsonl",
 )  # fmt: skip
@@ -233,7 +233,8 @@ class Tuning:
         floors = Floors.of(counted(self.definition, self.axes), space.device)
         limits = Limits(args.rounds, args.budget, branches=args.branches)
         self.bench = bench
-        self.session = Session(space, floors, bench, draws, experience, limits, args.seed, measured)
+        self.session = Session(space, floors, bench, draws, experience, limits, args.seed, measured,
+                               hope=draws.hope)  # fmt: skip
         if args.proposer == "model":
             endpoint, name = Endpoint.from_environment()
             self.model = Model(Recorded(self.folder / TRANSCRIPT, endpoint), name)
@@ -268,8 +269,9 @@ class Tuning:
         self.bench.ahead(self.asked)
 
     def _steps(self, rivals: Sequence[Strategy]) -> Steps:
-        if rivals:
-            self.rivals = dict(zip(rivals, (yield tuple(rivals)), strict=True))
+        for at in range(0, len(rivals), AT_A_TIME):
+            some = tuple(rivals[at : at + AT_A_TIME])
+            self.rivals |= zip(some, (yield some), strict=True)
         yield from self.session.steps(self.starts)
 
     def ended(self, made: Round) -> None:
@@ -306,17 +308,18 @@ class Tuning:
         return min(self.starts, key=lambda s: self.session.measured[s].us)
 
     def finals(self) -> dict[str, Any]:
-        """The fastest, the best start and the best rival, timed again in the same rounds where
+        """The fastest, the best start and as many rivals, timed again in the same rounds where
         there is a GPU; the champion is the fastest of the session's own there, so that it is never
         slower than what the session began with."""
         own = list(dict.fromkeys([*self.session.frontier[: FINALISTS - 1], self.first]))
         right = [s for s, t in self.rivals.items() if t.right]
-        rival = min(right, key=lambda s: self.rivals[s].us) if right else None
-        times, peers = self.bench.together(list(dict.fromkeys([*own, *([rival] if rival else [])])))
+        others = sorted(right, key=lambda s: self.rivals[s].us)[: len(own)]
+        times, peers = self.bench.together(list(dict.fromkeys([*own, *others])))
         best = min(own, key=lambda s: times[s.key])
         return {
             "key": best.key, "us": times[best.key], "start_us": times[self.first.key],
-            "rival_us": times[rival.key] if rival else None, "peers": peers,
+            "screened_us": times[own[0].key],
+            "rival_us": min((times[s.key] for s in others), default=None), "peers": peers,
             "strategy": best.to_json(), "by": "reward" if self.args.measure == "no" else "GPU",
         }  # fmt: skip
 
@@ -401,13 +404,13 @@ def tune(args: argparse.Namespace) -> list[dict[str, Any]]:
 def played(
     tunings: Sequence[Tuning], bench_of: Callable[[Tuning], Measures], args: argparse.Namespace
 ) -> list[Tuning]:
-    """Those that were begun, as they ended; while one is measured others think, and compile."""
+    """Those that were begun, as they ended; while one is measured others begin, think, compile."""
     waiting, going, done = deque(tunings), deque[tuple[Tuning, Asked]](), list[Tuning]()
     end = time.monotonic() + (args.seconds or float("inf"))
     bar = tqdm(total=args.budget * len(tunings), desc="tune", unit="kernel", disable=None)
     with bar, ThreadPoolExecutor(1) as gpu:
         while going or (waiting and time.monotonic() < end):
-            while waiting and len(going) < AT_ONCE and time.monotonic() < end:
+            while waiting and not (going and going[0][1].done()) and time.monotonic() < end:
                 tuning = waiting.popleft()
                 tuning.begin(bench_of(tuning))
                 going.append((tuning, gpu.submit(tuning.bench.times, tuning.asked)))

@@ -3,7 +3,8 @@
 `python -m ptxflow.eval.tune.worth [--into PAGE]` plays sessions on the sub-spaces of committed
 records whose every strategy was measured and that no training saw. No GPU is needed, and none is
 claimed: the times are those of the campaigns that measured them. There are no counters in records,
-so gaps are those of the floors. Knowledge is what sessions on *other* definitions saw of moves.
+so gaps are those of the floors. Knowledge is what sessions on *other* definitions saw of moves on
+a GPU: --sessions, as `ptxflow.eval.tune.report` packs them.
 
 Pairs have the same seed and begin with the same draws: of the policy, or uniform ones, as for a
 definition of which no policy knows anything. A ratio is the geometric mean over workloads of the
@@ -15,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,14 +32,14 @@ from ptxflow.eval.study.metrics import ends
 from ptxflow.eval.study.search.play import Method, play
 from ptxflow.eval.study.search.process import Process
 from ptxflow.eval.study.search.replay import Replay, read_replays
-from ptxflow.eval.tune.knowledge import Knowledge, Outcome, Row, rows_of, to_lines
+from ptxflow.eval.tune.knowledge import Row, ended, outcomes, rows_of
 from ptxflow.eval.tune.method import tuners
 from ptxflow.gfn.inference import SHARPNESS, load_policy, part_log_probs
 
 Array = NDArray[np.float64]
 BUDGET, SHOWN = 64, (8, 12, 16, 24, 32, 48, 64)
 GOAL, RESAMPLED = 0.99, 2000
-LEARNT = (100, 101)  # seeds of the sessions that knowledge is of
+SESSIONS = Path(__file__).parents[1] / "results" / "tune-h200.jsonl.xz"
 UNIFORM = ", uniform draws"
 
 
@@ -77,16 +77,6 @@ def played(field: Field, rows: Sequence[Row], seeds: int) -> dict[str, Array]:
         name: np.array([best_so_far(method, field, seed) for seed in range(seeds)])
         for name, method in methods_on(field, rows).items()
     }
-
-
-def tried(field: Field) -> list[Outcome]:
-    """What sessions on a sub-space learn of moves, with seeds that are not played otherwise."""
-    found: list[Outcome] = []
-    for logs in (field.log_probs, np.zeros(len(field.log_probs))):
-        loop = replace(tuners(field.replay, logs)[0], tries=found)
-        for seed in LEARNT:
-            best_so_far(loop, field, seed)
-    return [o for o in found if np.isfinite(o.gain)]
 
 
 def losses(best: Mapping[str, Sequence[Array]]) -> str:
@@ -131,23 +121,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seeds", type=positive_int, default=3)
     add("--workloads", default="", help="only those whose names contain this")
     add("--into", type=Path, metavar="PAGE.md", help="renew the tables of this page, too")
-    add("--export", type=Path, metavar="LINES", help="write what all sessions learned, and end")
+    add("--sessions", type=Path, default=SESSIONS, metavar="FILE.jsonl.xz")
     args = parser.parse_args(argv)
     fields = find_fields(find_device(args.device).name, args.workloads)
     knowledge: dict[str, list[Row]] = {}
-    for field in tqdm(fields, desc="learn", unit="workload"):
-        own = rows_of(args.device, tried(field))
-        knowledge.setdefault(field.replay.space.problem.definition, []).extend(own)
-    if args.export:
-        with TemporaryDirectory() as folder:
-            base = Knowledge(Path(folder, "all.sqlite"))
-            base.merge([row for rows in knowledge.values() for row in rows])
-            entries = (
-                replace(e, gain=round(e.gain, 5), squares=round(e.squares, 6))
-                for e in base.entries()
-            )
-            write_whole(args.export, to_lines([*entries, *base.follows()]))
-        return 0
+    for session in ended(args.sessions):
+        rows = rows_of(args.device, outcomes(session))
+        knowledge.setdefault(session["settings"]["definition"], []).extend(rows)
     best: dict[str, list[Array]] = {}
     for field in tqdm([f for f in fields if f.replay.kind != "trained"], desc="play"):
         definition = field.replay.space.problem.definition

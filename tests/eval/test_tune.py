@@ -20,18 +20,18 @@ from ptxflow.command import BadInput
 from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import FAMILIES
-from ptxflow.env.measurements import SCREEN
+from ptxflow.env.measurements import REFINE, SCREEN
 from ptxflow.env.relation import RelationSpace, relate
 from ptxflow.env.space import EmptySpace, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench import campaign
-from ptxflow.eval.bench.records import read_records
+from ptxflow.eval.bench.records import Record, read_records
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.schedule import Outcome as Built
 from ptxflow.eval.study.search.play import interference, play
 from ptxflow.eval.study.search.replay import Replay, read_replays
-from ptxflow.eval.tune import counters, knowledge, session
+from ptxflow.eval.tune import counters, knowledge, report, session
 from ptxflow.eval.tune.benches import OnGpu
 from ptxflow.eval.tune.gaps import NEAR_PEAK, Gaps, Profile
 from ptxflow.eval.tune.knowledge import (
@@ -176,7 +176,7 @@ def test_attribution_classes_planted_moves(space: RelationSpace, seed: int) -> N
         champion = kept.strategy(int(uniform(kept, 1, seed)[0]))
         (better,) = measured(found, found._measure([champion]))
         assert better.us == 40.0 / worth
-        worth = measured(found, found._attribution(starts[0], champion, LARGER, "s", 1))
+        worth = measured(found, found._attribution(starts[0], champion, LARGER, "s"))
         assert worth.verdict == verdict
 
 
@@ -190,6 +190,29 @@ def test_a_loop_finds_what_a_move_is_worth(space: RelationSpace) -> None:
     assert gained and all(a.gain and a.gain > 0.01 for a in gained)
     assert len(bench.asked) == len(set(bench.asked)) == len(found.measured) <= 64
     assert rounds[-1].end and not any(r.end for r in rounds[:-1])
+
+
+def scattered(s: Strategy) -> float:
+    return 20.0 + int(s.key[:4], 16) / 4096
+
+
+def test_a_round_takes_what_may_be_fastest(space: RelationSpace) -> None:
+    """Told the truth, a move is made in the fastest way; where no move is left draws go on."""
+
+    def hope(part: RelationSpace, codes: np.ndarray) -> np.ndarray:
+        return np.log([scattered(part.strategy(int(c))) for c in codes])
+
+    found = Session(space, None, Scripted(scattered), uniform, hope=hope, seed=2)
+    (start,) = starts = [space.strategy(int(c)) for c in uniform(space, 1, 7)]
+    first = next(found.rounds(starts))
+    kept = [b for b in first.branches if b.moves and not b.drawn]
+    assert len(kept) == 2 and sum(not b.moves for b in first.branches) == 2
+    for branch in kept:
+        (move,) = (m for m in MOVES if m.name in branch.moves)
+        left = found._near(start, move.fixed(space.family, start))
+        assert all(scattered(space.strategy(int(c))) >= branch.us for c in left)
+    drawn = found.branches(start, [], np.random.default_rng(0))
+    assert len(drawn) == found.limits.branches and not any(of for of, _, _ in drawn)
 
 
 def test_a_loop_near_peak_ends_at_once(space: RelationSpace) -> None:
@@ -207,12 +230,9 @@ def test_a_loop_passes_over_what_fails(space: RelationSpace) -> None:
 
 
 def test_a_session_is_a_function_of_its_measurements(space: RelationSpace) -> None:
-    def us(s: Strategy) -> float:
-        return 20.0 + int(s.key[:4], 16) / 4096
-
-    once, again = (played(space, Scripted(us), seed=5) for _ in range(2))
+    once, again = (played(space, Scripted(scattered), seed=5) for _ in range(2))
     assert once[1] == again[1] and once[0].outcomes == again[0].outcomes
-    assert played(space, Scripted(us), seed=6)[1] != once[1]
+    assert played(space, Scripted(scattered), seed=6)[1] != once[1]
 
 
 def test_experience_pools_states_families_and_strength() -> None:
@@ -447,3 +467,32 @@ def test_near_peak_ends_a_session_that_no_search_would_improve() -> None:
                 assert us[at] <= 1.03 * us.min()
                 found += 1
     assert found > 20
+
+
+def test_long_gemms_are_timed_at_the_clocks_of_the_first(tmp_path: Path) -> None:
+    def record(us: float, library: float) -> Record:
+        peers = {"torch.mm": library, "copy": 1.0}
+        return Record("d", {}, {}, "k", "h200", "ok", latency_us={"median": us}, peers=peers)
+
+    bench = OnGpu(None, None, None, tmp_path / "profiles.jsonl")  # type: ignore[arg-type]
+    times = [bench._us(record(*x)) for x in ((60.0, 50.0), (66.0, 55.0), (6.6, 5.5), (9.0, 0.0))]
+    assert times == pytest.approx([60.0, 60.0, 6.6, 9.0])
+
+
+def test_the_page_is_that_of_the_sessions_which_agree_with_their_records() -> None:
+    packed = ROOT / "eval" / "results" / "tune-h200.jsonl.xz"
+    sessions, page = knowledge.ended(packed), (ROOT / "docs" / "moves.md").read_text()
+    assert report.table(sessions) in page and knowledge.moves_table(knowledge.read(packed)) in page
+    timed: dict[tuple[Any, ...], list[float]] = {}
+    for r in read_records(packed.with_name("tune-records-h200.jsonl.xz")):
+        assert r.gpu["driver"] and r.ptxas and r.correct and r.latency_us
+        timed.setdefault((*r.identity[:2], r.timing_pass, r.key), []).append(r.latency_us["median"])
+    for s in sessions:
+        of = Record(s["settings"]["definition"], s["settings"]["axes"], {}, "", "h200", "ok")
+        tried = {b["key"]: b["us"] for made in s["rounds"] for b in made["branches"]}
+        for key, us in tried.items():
+            assert us == pytest.approx(timed[*of.identity[:2], SCREEN, key][-1], abs=1e-2)
+        final = s["champion"]
+        assert final["us"] == pytest.approx(
+            timed[*of.identity[:2], REFINE, final["key"]][-1], abs=1e-2
+        )
