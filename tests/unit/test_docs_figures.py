@@ -22,7 +22,7 @@ from ptxflow.env.reward_source import build
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load, parse
-from ptxflow.eval.bench.markdown import markdown, renewed
+from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.sample.selection import choose
 from ptxflow.eval.study.training_plots import KINDS
@@ -68,7 +68,7 @@ def distances() -> str:
 
 def test_distances_are_those_in_the_headers(request: pytest.FixtureRequest) -> None:
     page = POLICIES.read_text(encoding="utf-8")
-    wanted = renewed(page, {"distances": distances()})
+    wanted = placed(page, {"distances": distances()})
     if request.config.getoption("--update-golden"):
         POLICIES.write_text(wanted, encoding="utf-8")
         return
