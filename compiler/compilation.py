@@ -13,7 +13,7 @@ from ptxflow.compiler.backend.sass import SassReport
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import AssemblyError, CompileError, IllegalStrategy
-from ptxflow.compiler.family import Problem, Strategy, Trip
+from ptxflow.compiler.family import Family, Problem, Strategy, Trip
 from ptxflow.compiler.ir import Op, UOp, walk
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
@@ -64,14 +64,19 @@ def compile_kernel(problem: Problem, strategy: Strategy, device: Device) -> Comp
 
 
 def prepare(
-    problem: Problem, strategy: Strategy, device: Device, validate: Validator = check
+    problem: Problem,
+    strategy: Strategy,
+    device: Device,
+    validate: Validator = check,
+    maker: Family | None = None,
 ) -> Draft:
     """Everything before ptxas: build the strategy's kernel, validate it, and write its PTX.
 
     `validate` is given the kernel, its trip classes and the device, and returns a line for each
-    check. Raises IllegalStrategy for a strategy that breaks a rule, SpecError, HazardError.
+    check; `maker` may stand for the strategy's family. Raises IllegalStrategy for a strategy that
+    breaks a rule, SpecError, HazardError.
     """
-    maker = family(strategy.family)
+    maker = maker or family(strategy.family)
     _refuse_illegal(maker.wide.refusals(problem, strategy, device), strategy, problem, device)
     kernel = maker.build(problem, strategy, device)
     checks = validate(kernel, maker.trips(problem, strategy, device), device)

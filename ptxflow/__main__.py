@@ -43,6 +43,7 @@ COMMANDS = {
         "policy-draws": ("eval.sample.draws", "what a policy would try, for a campaign"),
         "harness": ("eval.sample.harness", "flashinfer-bench on Solutions and libraries"),
         "faults": ("eval.bench.faults", "a campaign on a simulated cluster while things go wrong"),
+        "microbench": ("eval.bench.microbench", "latency and throughput of instructions"),
         "cache": ("eval.bench.kept", "what was compiled and proven before: size, clearing"),
         "agree": ("eval.verify.agreement", "the emulator against the hardware"),
     },

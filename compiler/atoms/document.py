@@ -6,7 +6,11 @@ A pure function of the rows; a test keeps the committed page equal to it.
 from __future__ import annotations
 
 import itertools
+import json
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from ptxflow.compiler.atoms import Access, Atom, all_atoms
 from ptxflow.compiler.ir import Op, UOp, Use
@@ -19,6 +23,14 @@ ATTRIBUTES: dict[str, tuple[object, ...]] = {
     "direction": ("inc", "dec"),
 }
 COLUMNS = ("atom", "operands", "scope", "lanes", "accesses", "sync", "machine code", "PTX ISA")
+MEASURED = Path(__file__).parent / "measured"
+#: when what an access does is complete, by its `done`
+COMPLETE = {
+    "now": "at once", "mbar": "when the phase of its mbarrier completes",
+    "bulk": "behind a wait for its bulk group", "wgmma": "behind wgmma.wait_group",
+    "tcgen05": "at a tcgen05.commit", "ld": "behind tcgen05.wait::ld", "st": "behind wait::st",
+    "copies": "behind a wait for the lane's copies",
+}  # fmt: skip
 HEAD = """\
 # Atoms
 
@@ -43,6 +55,15 @@ RULES = """\
 
 What the validator asks of every use, besides kinds of operands, scope and lanes.
 """
+TIMED = """\
+## Measured on sm_90a
+
+By `ptxflow microbench` on an H200, from the files in `compiler/atoms/measured/`. Cycles are of
+steps that wait for each other, with the 5th and 95th percentile over SMs where they differ; rates
+are steps a cycle of an SM, of a warp or a warpgroup each, at the most warps that were tried. A step
+of several rows, or of several machine instructions (SASS), is timed as a whole. Nothing is measured
+on sm_100a.
+"""
 
 
 def page() -> str:
@@ -51,9 +72,67 @@ def page() -> str:
     for archs in dict.fromkeys(row.archs for row in all_atoms()):
         rows = [row for row in all_atoms() if row.archs == archs]
         parts.append(f"## {' and '.join(archs)}\n\n{_table(rows)}")
+    parts.append(TIMED + "\n" + _timings())
     ruled = [(row.name, rule.sentence) for row in all_atoms() for rule in row.rules]
     parts.append(RULES + "\n" + "\n".join(f"- `{name}`: {text}" for name, text in ruled) + "\n")
     return "\n".join(parts)
+
+
+def records() -> list[dict[str, Any]]:
+    """Of micro-benchmarks, a GPU each."""
+    return [json.loads(p.read_text(encoding="utf-8")) for p in sorted(MEASURED.glob("*.json"))]
+
+
+def timings(row: Atom) -> dict[str, dict[str, Any]]:
+    """What micro-benchmarks say of a row, by the GPU and the probe. Latency is cycles: the median,
+    percentiles 5 and 95 over SMs, the least and greatest of a repeat; throughput steps a cycle of
+    an SM by warps, with the same percentiles."""
+    return {
+        f"{record['gpu']['name']} {i}": found
+        for i, record in enumerate(records())
+        if (found := {n: p for n, p in record["probes"].items() if row.name in p["rows"]})
+    }
+
+
+def conditions(row: Atom) -> dict[str, list[str]]:
+    """What must hold before a row and what does after it, with what its accesses conflict, and
+    which operands are registers: as its accesses and scope say."""
+    memory = [a for a in row.accesses if dict(row.operands)[a.operand] != "frag"]
+    scope = row.scope.name.lower()
+    before = [] if scope == "thread" else [f"the whole {scope} is converged and executes it"]
+    for a in memory:
+        earlier = "writes" if a.mode == "r" else "accesses"
+        before.append(f"earlier {earlier} of {a.operand} are known to the {a.proxy} proxy")
+    done = {"r": "has been read", "w": "has been written", "rw": "has been updated"}
+    after = [f"{a.operand} {done.get(a.mode, 'has been added to')} {COMPLETE[a.done]}"
+             for a in row.accesses]  # fmt: skip
+    others = {"r": "a write", "a": "any access but an atomic one"}
+    conflicts = [f"{a.operand}: {others.get(a.mode, 'any access')} that is not ordered with it"
+                 for a in memory]  # fmt: skip
+    registers = [name for name, kind in row.operands if kind == "frag"]
+    return {"before": before, "after": after, "conflicts": conflicts, "registers": registers}
+
+
+def _timings() -> str:
+    first = records()[0]
+    gpu = first["gpu"]
+    lines = [("probe", "SASS", "cycles", "a cycle and SM"), ("---", "--:", "--:", "--:")]
+    lines += [(f"`{name}`", *_figures(p)) for name, p in first["probes"].items()]
+    told = (
+        f"{gpu['name']}, driver {gpu['driver']}, {gpu['sm_clock_mhz']} MHz, ptxas {first['ptxas']}."
+    )
+    return f"{told}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _figures(probe: Mapping[str, Any]) -> tuple[str, str, str]:
+    if "refused" in probe:
+        return "-", str(probe["refused"]), "-"
+    cycles, low, high, *_ = probe.get("latency", ("-", "-", "-"))
+    rates = probe.get("throughput", {"0": "-"})
+    rate = rates[max(rates, key=int)][0]
+    spread = f" ({low:g} to {high:g})" if low != high else ""
+    shown = [f"{x:g}" if isinstance(x, float) else "-" for x in (probe["sass"], cycles, rate)]
+    return shown[0], shown[1] + spread, shown[2]
 
 
 def techniques(row: Atom) -> tuple[str, ...]:

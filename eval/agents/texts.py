@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.atoms import Atom, all_atoms
-from ptxflow.compiler.atoms.document import techniques
+from ptxflow.compiler.atoms.document import conditions, techniques, timings
 from ptxflow.eval.agents.desk import Desk, Json
 
 MOST_LINES = 400
@@ -84,7 +84,8 @@ def instruction(
 ) -> Json:
     """What an instruction of sm_90a and sm_100a asks for: who executes and who issues it, what it
     reads and writes through which proxy, what completes it, its effect on barriers, its rules, the
-    machine code it must become, and its section of the PTX ISA. Several rows where they fit."""
+    machine code it must become, and its section of the PTX ISA; what must hold before and after;
+    latency in cycles and throughput, measured on sm_90a. Several rows where they fit."""
     wanted = name.lower().replace(".", "_")
     rows = [a for a in all_atoms() if a.name == wanted] or [
         a for a in all_atoms() if wanted in a.name or name.lower() in a.isa.lower()
@@ -101,7 +102,8 @@ def instruction_row(row: Atom) -> Json:
         "lanes": row.lanes.name.lower(), "operands": dict(row.operands),
         "accesses": [asdict(a) for a in row.accesses], "effect": row.effect,
         "only_orders_others": row.orders, "rules": [r.sentence for r in row.rules],
-        "sass": [*techniques(row)], "isa": row.isa,
+        "sass": [*techniques(row)], "isa": row.isa, **conditions(row),
+        "measured": timings(row) or "not measured",
     }  # fmt: skip
 
 

@@ -278,6 +278,43 @@ def lower(
     return found
 
 
+def epilogue(
+    desk: Desk,
+    definition: Annotated[str, "of a plain GEMM: its N, K and dtype"],
+    expression: Annotated[str, "as 'h = acc + bias; silu(h) * up'"],
+    choices: Choices,
+    axes: Axes = None,
+    device: DeviceName = "b200",
+) -> Json:
+    """Compile a GEMM with an epilogue of your own, written as an expression: no PTX, no GPU.
+
+    `acc` is the accumulator; `bias` [N], `up` and `residual` [M, N] are read where they are named;
+    names may be assigned before. There are numbers, + - * / and exp, exp2, log2, rsqrt, sigmoid,
+    silu, relu, abs, tanh, gelu_tanh, max, min. `choices` are a GEMM's (`sample`). The kernel goes
+    through every stage of `lower`, and its values are compared with those of torch in float64.
+    """
+    from ptxflow.compiler.backend.ptxas import PtxasError
+    from ptxflow.compiler.kernels.gemm_epilogue.written import Epilogue
+    from ptxflow.eval.verify import glue
+
+    work = Workload.of(desk, definition, axes, device)
+    if work.family.name != "gemm":
+        raise BadInput(f"{work.definition.name} is of {work.family.name}, not of gemm")
+    found: Json = {"workload": str(work)}
+    try:
+        parsed = Epilogue.parse(expression)
+        given = glue.given(work.problem, work.strategy(choices), parsed)
+        desk.say("compiling")
+        kernel = glue.compiled(parsed, *given, work.device)
+        desk.say("emulating")
+        wrong = glue.emulated(parsed, *given, work.device)
+    except (CompileError, PtxasError) as error:
+        return found | {"right": False, "stage": type(error).__name__, "why": str(error)}
+    found |= {"reads": [*parsed.reads], "right": not wrong, "usage": asdict(kernel.usage)}
+    texts = {"kernel.ptx": kernel.ptx, "launch.json": json.dumps(kernel.launch.to_json(), indent=1)}
+    return found | ({"stage": "emulator", "why": wrong} if wrong else {}) | {"texts": texts}
+
+
 def measure(
     desk: Desk,
     definition: NameOrPath,
@@ -352,8 +389,8 @@ Tool = Callable[..., Json]
 TOOLS: dict[str, Tool] = {
     tool.__name__: tool
     for tool in (
-        definitions, definition, roofline, space, sample, check_strategy, lower, measure,
-        knowledge, launch_template, check_ptx, instruction, read_text,
+        definitions, definition, roofline, space, sample, check_strategy, lower, epilogue,
+        measure, knowledge, launch_template, check_ptx, instruction, read_text,
     )
 }  # fmt: skip
 WRITERS: Sequence[str] = ("lower", "measure")  # they write where they are told to, under the root

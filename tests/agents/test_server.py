@@ -102,6 +102,18 @@ def test_a_strategy_is_lowered(agent: Agent, root: Path) -> None:
     assert agent.call("launch_template", ptx="kernels/norm/kernel.ptx")["version"] == 1
 
 
+def test_an_epilogue_is_compiled_or_refused(agent: Agent) -> None:
+    asked = GEMM | {"choices": agent.call("sample", **GEMM, k=1)["strategies"][0]["choices"]}
+    found = agent.call("epilogue", **asked, expression="h = acc + bias; max(h, 0.1 * h)")
+    assert found["right"] and found["reads"] == ["bias"] and "kernel.ptx" in found["texts"]
+    found = agent.call("epilogue", **asked, expression="acc @ bias")
+    assert found["stage"] == "Refused" and "acc @ bias is not allowed" in found["why"]
+    found = agent.call("epilogue", **asked, expression="log2(acc)")
+    assert found["stage"] == "CompileError" and "not finite" in found["why"]
+    with pytest.raises(Refused, match="not of gemm"):
+        agent.call("epilogue", **NORM, choices={}, expression="acc")
+
+
 def test_a_roof_and_its_gaps(agent: Agent) -> None:
     found = agent.call("roofline", **GEMM, us=50)
     assert found["bound"] == "tensor peak" and found["flops"] == 2 * 1024 * 4096 * 4096
