@@ -286,7 +286,7 @@ def _listed(row: dict[str, Any]) -> Probe:
     parts: dict[str, Any] = {
         n: tuple(map(part, row[n])) for n in ("steps", "before", "after") if n in row
     }
-    lists = {n: tuple(row[n]) for n in ("warps", "map") if n in row}
+    lists: dict[str, Any] = {n: tuple(row[n]) for n in ("warps", "map") if n in row}
     return Probe(**row | parts | lists)
 
 
