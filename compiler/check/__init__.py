@@ -59,5 +59,11 @@ def schedules(program: Program) -> Sequence[str]:
 
 
 def execute(program: Program, trip: Trip, schedule: str) -> int:
-    """One abstract run; the number of statements executed. Raises HazardError."""
-    return Machine(program, trip, schedule).run()
+    """One abstract run; the number of statements executed. Raises HazardError, and SpecError where
+    it depends on a parameter that the trip does not know."""
+    try:
+        return Machine(program, trip, schedule).run()
+    except KeyError as unknown:
+        if unknown.args[0] not in dict(program.kernel.arg.params):
+            raise
+        raise SpecError(f"trip {trip.name} does not say what {unknown.args[0]} is") from None

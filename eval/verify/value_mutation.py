@@ -120,10 +120,10 @@ def _emulated(text: str, bench: Bench) -> tuple[str, str, str]:
         if not i and not early and (verdict := _assembled(text, bench)):
             return verdict, "", ""
     assert bench.larger is not None
+    for known in bench.others():
+        if complaint := _complaint(text, known, bench):
+            return "emulator", complaint, bench.name
     complaint = _complaint(text, bench.larger, bench)
-    for known in bench.others() if complaint else ():
-        if found := _complaint(text, known, bench):
-            return "emulator", found, bench.name
     return ("escaped" if complaint else "equivalent"), complaint, bench.name
 
 

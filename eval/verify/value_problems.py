@@ -86,6 +86,7 @@ class Bench:
     kernel: str = ""  # the digest of its PTX, whatever its registers are called
     kills: Counter[Attempt] = field(default_factory=Counter)
     written: dict[Attempt, Masks] = field(default_factory=dict)
+    beside: list[Known] | None = None
     proven: set[object] = field(default_factory=set)
     over: dict[tuple[Attempt, int], Tensors] = field(default_factory=dict)
 
@@ -93,7 +94,7 @@ class Bench:
     def name(self) -> str:
         """Of the kernel and its problems."""
         names = (k.name for k in (*self.known, self.larger) if k)
-        return cache.key(self.kernel, *names)[:16]
+        return cache.key(self.kernel, *names, *map(str, self.left_out()))[:16]
 
     def ordered(self) -> list[Known]:
         """By what a problem cost for each mutant that it killed."""
@@ -142,18 +143,23 @@ class Bench:
         """The kernel itself on a problem."""
         return attempt(self.text, self.launch(given), given, None, limit)
 
+    def left_out(self) -> list[Attempt]:
+        """The family's problems that are none of the known."""
+        offered = family(self.job[1].family).trials(*self.job, self.device)
+        known = {k.attempt for k in self.known}
+        return [g for g in attempts_of(self.shape, offered.sizes) if g not in known]
+
     def others(self) -> Iterator[Known]:
-        """What the trials run beside the known, of which nothing more is covered."""
-        strategy, spent = self.job[1], 0
-        offered = family(strategy.family).trials(*self.job, self.device)
-        for given in attempts_of(self.shape, offered.sizes):
-            if given in {k.attempt for k in self.known} or spent > INSTRUCTIONS:
-                continue
-            kernel = built(given.problem, strategy, self.device)
-            if kernel is not None and write(kernel, self.device) == self.text:
-                outcome = self.whole(given)
-                spent += outcome.report.instructions
-                yield Known(given, outcome.report.instructions, digest_of(given))
+        """What the trials run beside the known, where nothing more is covered by it."""
+        if self.beside is None:
+            self.beside, spent = [], 0
+            for given in self.left_out():
+                kernel = built(given.problem, self.job[1], self.device)
+                if spent < INSTRUCTIONS and kernel and write(kernel, self.device) == self.text:
+                    instructions = self.whole(given).report.instructions
+                    spent += instructions
+                    self.beside.append(Known(given, instructions, ""))
+        yield from self.beside
 
     def launch(self, given: Attempt) -> Launch:
         return family(self.job[1].family).launch(given.problem, self.job[1], self.device)

@@ -22,7 +22,7 @@ from ptxflow.eval.verify.cases.case import Case, plain, stored
 from ptxflow.eval.verify.cases.causal import case as causal
 from ptxflow.eval.verify.cases.moe import shares
 from ptxflow.eval.verify.cases.rmsnorm import ROOT_ERROR
-from tests.families import dsa_indexer, rmsnorm
+from tests.families import dsa_indexer, gemm_fp8, rmsnorm
 from tests.families.gdn_decode import problem as step
 from tests.families.gdn_prefill import problem as packed
 from tests.families.moe import problem as experts
@@ -288,3 +288,11 @@ def test_of_equal_scores_the_first_are_chosen() -> None:
     own = given.tensors["block_table"][3, 0] * 64
     assert (given.expected["topk_indices"][0][3] == own + np.arange(32)).all()
     assert (given.expected["topk_indices"][0][1] == -1).all()
+
+
+@pytest.mark.parametrize("name", ["A_scale", "B_scale"])
+def test_scales_are_unlike_their_neighbours(name: str) -> None:
+    """One that is read at the place beside its own shows."""
+    scales = case_of(gemm_fp8.problem(37, 384, 1152)).tensors[name]
+    assert min(scales.shape) > 2
+    assert all((np.diff(scales, axis=axis) != 0).all() for axis in (0, 1))

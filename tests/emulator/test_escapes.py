@@ -212,6 +212,10 @@ ONE_MORE = {
         )
         for name, which in (("with keys", 0), ("without", 30))
     },
+    "rows of tiles, for a last one with one row": (
+        gemm.problem(34, 128, 2048), gemm.swapped(tile_n=32), "32 to 33 in div in c1",
+        "tma_load(a, B_map", 0,
+    ),
     "no lane that stores log-sum-exps of chunks": (
         mla.problem(), mla.decode(), "4 to 0 in lt in inside", "st_global(lse, lse, c_", 0
     ),

@@ -57,7 +57,7 @@ from ptxflow.eval.verify.value_problems import (
     larger_problem,
     small_kernel,
 )
-from tests.families import gqa_decode
+from tests.families import gdn_decode, gqa_decode
 from tests.families.rmsnorm import H200, problem, strategy
 
 JOB = (problem(256, 4), strategy(row_threads=32, rows=4))
@@ -194,9 +194,9 @@ class Scripted:
         ("emulator", id, ("wrong",), "", 1),
         ("emulator", id, ("", "wrong"), "", 2),
         ("unchanged", id, ("",), "unchanged", 1),
-        ("emulator", id, ("", "", "wrong", "wrong"), "", 4),
-        ("escaped", id, ("", "", "wrong", ""), "", 4),
-        ("equivalent", id, ("", "", ""), "", 3),
+        ("emulator", id, ("", "", "wrong"), "", 3),
+        ("escaped", id, ("", "", "", "wrong"), "", 4),
+        ("equivalent", id, ("", "", "", ""), "", 4),
         ("crashed", id, ("broken",), "", 1),
     ],
 )
@@ -283,6 +283,17 @@ def test_kernels_that_passed_are_not_run_again() -> None:
             except CompileError as refusal:
                 told[-1].append(str(refusal))
     assert told[0] == told[1] != []
+
+
+def test_a_parameter_that_no_trip_knows_is_refused() -> None:
+    maker, job = family("gdn_decode"), (gdn_decode.problem(), gdn_decode.strategy(path="bulk_load"))
+    lowered, trips = maker.build(*job, H200), maker.trips(*job, H200)
+    mutants = [
+        c for c in candidates(lowered) if c.change == "state_present to scale in ne in condition"
+    ]
+    assert mutants
+    with pytest.raises(SpecError, match="does not say what scale is"):
+        check(mutants[0].of(lowered).within(lowered), trips, H200)
 
 
 def test_the_larger_problem_has_the_same_text() -> None:

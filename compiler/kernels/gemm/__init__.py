@@ -57,8 +57,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """As many columns of tiles as have the same divisions; two raster groups of rows and a part of
-    a third; a ring beyond its 32nd turn."""
+    """As many columns of tiles as have the same divisions; last tiles with one row of C; two raster
+    groups of rows and a part of a third; a ring beyond its 32nd turn."""
     t = Tiling(p, s, device)
     step = s.split_k * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]
@@ -67,7 +67,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     rows = t.cluster_rows
     one = t.cluster_size if s.persistent else None
     sizes = (
-        Size({"M": 2 * rows + 5}, one),
+        Size({"M": 2 * rows + 1}, one),
         Size({"M": (2 * s.raster_group + 1) * rows + 5}, one),
         Size({"M": rows, "K": long}, one, () if s.persistent else (1,)),
     )

@@ -101,10 +101,9 @@ def _room(k: Kernel, tokens: int) -> tuple[int, int, int]:
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions. Few queries beside many keys; tiles of
     queries without a key; many sequences, few of which have tokens, and whose look-up takes several
-    steps; sequences, with keys and without, whose last rows are those
-    of each store of a warp; a full tile that sees one
-    key more than fill a ring; a ring beyond its 32nd turn. Of some blocks an odd number, so that
-    they are of all heads.
+    steps; sequences, with keys and without, whose last rows are those of each store of a warp; a
+    full tile that sees one key more than fill a ring; a ring beyond its 32nd turn. Of some blocks
+    an odd number, so that they are of all heads.
     """
     k = kernel(p, s, device)
     group, tile = k.heads // k.kv_heads, k.tile_kv

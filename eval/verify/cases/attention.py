@@ -164,11 +164,14 @@ def _ask(keys: Ints, total: int, rng: np.random.Generator) -> Ints:
 
 
 def page_table(problem: Problem, given: Sequences, rng: np.random.Generator) -> Tensors:
-    """kv_indptr, kv_indices with pages in no order, and kv_last_page_len where pages have room."""
+    """kv_indptr, kv_indices with pages in no order, and kv_last_page_len where pages have room.
+
+    Page 0 is nobody's if one can be spared: kernels look there where a sequence has no page."""
     page, owned = problem["page_size"], int(given.pages.sum())
     if owned > problem["num_pages"]:
         raise ValueError(f"sequences own {owned} pages and the cache has {problem['num_pages']}")
-    indices = rng.permutation(problem["num_pages"])[:owned]
+    indices = rng.permutation(problem["num_pages"])
+    indices = indices[indices > 0][:owned] if owned < len(indices) else indices
     tensors: Tensors = {
         "kv_indptr": bounds_of(given.pages).astype(np.int32),
         "kv_indices": indices.astype(np.int32),
