@@ -219,7 +219,8 @@ def measure(
         began = time.monotonic(), time.process_time(), _dask()
         campaign.measure(tasks, workers, compiler, settings, records, Origin("none"), float("inf"))
         ended = time.monotonic(), time.process_time(), _dask()
-        return Run(tuple(records.records), *(b - a for a, b in zip(began, ended, strict=True)))
+        seconds, cpu, dask = (b - a for a, b in zip(began, ended, strict=True))
+        return Run(tuple(records.records), seconds, cpu, dask)
 
 
 def _dask() -> float:

@@ -283,11 +283,9 @@ def _listed(row: dict[str, Any]) -> Probe:
         held = ((n, tuple(v) if isinstance(v, list) else v) for n, v in attrs.items())
         return Step(name, tuple(operands), tuple(held))
 
-    parts: dict[str, Any] = {
-        n: tuple(map(part, row[n])) for n in ("steps", "before", "after") if n in row
-    }
-    lists = {n: tuple(row[n]) for n in ("warps", "map") if n in row}
-    return Probe(**row | parts | lists)
+    made = row | {n: tuple(map(part, row[n])) for n in ("steps", "before", "after") if n in row}
+    made |= {n: tuple(row[n]) for n in ("warps", "map") if n in row}
+    return Probe(**made)
 
 
 @lru_cache(1)

@@ -172,14 +172,6 @@ def test_malformed_definition_names_the_key(tmp_path: Path, change: Any, message
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2", "[]", "3", "\ufeff{}"])
-def test_file_that_is_no_definition(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "x.json"
-    path.write_text(text)
-    with pytest.raises(DefinitionError, match=re.escape(str(path))):
-        load(str(path))
-
-
 def test_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(DefinitionError, match="No such file"):
         load(str(tmp_path / "none.json"))

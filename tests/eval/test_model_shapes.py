@@ -105,15 +105,6 @@ def written(tmp_path: Path, data: dict[str, Any]) -> list[str]:
     return [str(tmp_path / "config.json"), "--out", str(tmp_path / "out")]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "[1]"])
-def test_no_configuration_is_one_line(
-    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "c.json").write_text(text)
-    assert main([str(tmp_path / "c.json"), "--out", str(tmp_path / "out")]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
 def test_definitions_are_written_that_load(tmp_path: Path) -> None:
     smaller = DEEPSEEK | {"moe_intermediate_size": 1024}
     assert main([*written(tmp_path, smaller), "--tp", "8", "--ep", "4"]) == 0

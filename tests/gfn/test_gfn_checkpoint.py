@@ -51,13 +51,6 @@ def refusal(path: Path) -> str:
     return message
 
 
-def test_every_truncation_is_refused(state: Path, tmp_path: Path) -> None:
-    data, cut = state.read_bytes(), tmp_path / "cut.safetensors"
-    for size in (0, 5, 8, 9, 500, len(data) // 2, len(data) - 1):
-        cut.write_bytes(data[:size])
-        assert "truncated" in refusal(cut)
-
-
 def test_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
     shape = FamilyShape("f", (2,), "d", ("x",))
     small = Checkpoint(NetworkConfig((FamilyConfig(shape, (0.0,), (1.0,), 4),)), {"a": 1},

@@ -140,12 +140,8 @@ def test_files_are_checked(folder: Path, tmp_path: Path) -> None:
             read_file(folder, GEMM.members[0].cubin)
 
 
-def test_a_truncated_manifest_is_one_line(folder: Path) -> None:
-    path = folder / "manifest.json"
-    path.write_text(path.read_text()[:300])
-    with pytest.raises(LibraryError, match="is not JSON"):
-        read_manifest(folder)
-    path.unlink()
+def test_a_missing_manifest_is_one_line(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
     with pytest.raises(LibraryError, match=r"manifest\.json: No such file"):
         read_manifest(folder)
 
