@@ -58,7 +58,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """As many columns of tiles as have the same divisions; last tiles with one row of C; two raster
-    groups of rows and a part of a third; a ring beyond its 32nd turn."""
+    groups of rows and a part of a third, by five clusters; a ring beyond its 32nd turn."""
     t = Tiling(p, s, device)
     step = s.split_k * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]
@@ -68,7 +68,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     one = t.cluster_size if s.persistent else None
     sizes = (
         Size({"M": 2 * rows + 1}, one),
-        Size({"M": (2 * s.raster_group + 1) * rows + 5}, one),
+        Size({"M": (2 * s.raster_group + 1) * rows + 5}, one and 5 * one),
         Size({"M": rows, "K": long}, one, () if s.persistent else (1,)),
     )
     return Trials((*shapes, {"N": p["N"], "K": p["K"]}), sizes)
