@@ -10,7 +10,7 @@ half, those of other families a tenth, and the move's own strength is a prior of
     ptxflow knowledge import FILE OTHER...       add exported rows or other bases; also: merge
     ptxflow knowledge page FILE --into docs/moves.md --plot plots/moves.png
 
-Each of these takes sessions, too, as `python -m ptxflow.eval.tune.report` packs them.
+Each of these takes sessions, too, in the packed form of eval/tune/report.py.
 """
 
 from __future__ import annotations
