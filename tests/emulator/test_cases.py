@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import math
 import numpy as np
 import pytest
 import torch
@@ -107,7 +108,7 @@ def attend(
     t: dict[str, Any] = {n: plain(x) for n, x in case.tensors.items()}
     t |= {n: t[n].astype(np.float32) for n in ("q", "k_cache", "v_cache")}
     page, share = p["page_size"], p["num_qo_heads"] // p["num_kv_heads"]
-    scale = np.float32((case.arguments.scalars["sm_scale"] or 0) * np.log2(np.e))
+    scale = np.float32((case.arguments.scalars["sm_scale"] or 0) * math.log2(math.e))
     output, lse = np.zeros_like(t["output"]), np.full(t["lse"].shape, -np.inf)
     for b, h in np.ndindex(lse.shape):
         first, end = t["kv_indptr"][b : b + 2]
