@@ -3,10 +3,10 @@ a token, a page or a rule that is missed lies outside."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
-import math
 import numpy as np
 import pytest
 import torch
