@@ -54,8 +54,8 @@ def test_what_is_no_epilogue_is_refused(text: str, why: str) -> None:
     ("text", "device", "strategy"),
     [
         (FUSED, H200, SMALL),
-        pytest.param(FUSED, H200, gemm.strategy(tile_n=64), marks=pytest.mark.slow),
-        pytest.param(FUSED, B200, gemm.strategy(tile_m=64, epilogue="direct"),
+        pytest.param(FUSED, H200, gemm.strategy(tile_n=64, persistent=0), marks=pytest.mark.slow),
+        pytest.param(FUSED, B200, gemm.strategy(tile_m=64, epilogue="direct", persistent=0),
                      marks=pytest.mark.slow),
         ("max(min(exp(acc), 2), abs(-acc)) - log2(1 + acc * acc) * rsqrt(acc * acc + 0.5)", H200,
          SMALL),
