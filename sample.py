@@ -268,10 +268,7 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
     from ptxflow.eval.sample.draws import usual_checkpoint
     from ptxflow.eval.sample.library_run import Asked, make_library
 
-    ends = ({n: r[i] for n, r in ranges.free.items()} for i in (0, 1))
-    checkpoint = args.checkpoint or usual_checkpoint(
-        device.name, definition, *map(ranges.axes, ends)
-    )
+    checkpoint = args.checkpoint or usual_checkpoint(device.name, definition, *ranges.ends)
     sharpness = {} if args.sharpness is None else {"sharpness": args.sharpness}
     asked = Asked(
         args.library, ranges, device, checkpoint, most=args.members or 8, k=args.k,

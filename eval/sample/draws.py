@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -53,12 +53,16 @@ def default_checkpoint(device: str) -> Path:
     return CHECKPOINTS / f"{POLICY_OF.get(device, device)}.safetensors"
 
 
-def usual_checkpoint(device: str, definition: Definition, *axes: dict[str, int]) -> Path:
-    """The device's policy; where one of some workloads of a definition is far from what that was
-    trained on, the policy for any shape and device."""
+def usual_checkpoint(device: str, definition: Definition, *axes: Mapping[str, int]) -> Path:
+    """The device's policy; the one for any shape and device where these workloads of a definition
+    are all far from what the first was trained on, and none from what the other was."""
+
+    def far(path: Path) -> list[bool]:
+        about = read(path).config
+        return [bool(far_from_training(about, definition, bound)) for bound in axes]
+
     own = default_checkpoint(device)
-    about = read(own).config
-    return ANY if any(far_from_training(about, definition, bound) for bound in axes) else own
+    return ANY if all(far(own)) and not any(far(ANY)) else own
 
 
 def places(definitions: Sequence[str], most: int | None, kind: str = "all") -> list[Place]:

@@ -36,7 +36,7 @@ from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.measurer import Measurer, seconds
 from ptxflow.eval.bench.records import Identity, Record, best_baseline, read_records
 from ptxflow.eval.bench.worker import WorkerError
-from ptxflow.eval.sample.draws import default_checkpoint
+from ptxflow.eval.sample.draws import usual_checkpoint
 from ptxflow.eval.sample.library_run import Asked, Prepared, prepare
 from ptxflow.eval.sample.looks import State
 from ptxflow.eval.sample.ranges import Ranges, Sizes, find_ranges
@@ -161,7 +161,7 @@ def _asked(args: argparse.Namespace, manifest: Manifest, gpu: str | None) -> Ask
     definition = parse(dict(manifest.definition))
     ranges, _ = find_ranges(definition, [f"{n}={a}:{b}" for n, (a, b) in manifest.ranges.items()])
     device = find_device(manifest.target.name)
-    checkpoint = args.checkpoint or default_checkpoint(device.name)
+    checkpoint = args.checkpoint or usual_checkpoint(device.name, definition, *ranges.ends)
     looks = args.looks or args.folder.with_name(f"{args.folder.name}.looks.jsonl")
     return Asked(args.folder, ranges, device, checkpoint, k=args.k, gpu=gpu, looks=looks,
                  wide=args.space == "wide")  # fmt: skip

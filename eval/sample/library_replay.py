@@ -29,7 +29,7 @@ from ptxflow.eval.bench.candidates import Candidate
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.measurer import Measurer
 from ptxflow.eval.bench.records import Record, read_records
-from ptxflow.eval.sample.draws import default_checkpoint
+from ptxflow.eval.sample.draws import usual_checkpoint
 from ptxflow.eval.sample.held_out import drawn
 from ptxflow.eval.sample.library import Cell, Search
 from ptxflow.eval.sample.library_run import Asked, prepare
@@ -187,8 +187,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     definition, device = load(args.definition), find_device(args.device)
     ranges, _ = find_ranges(definition, args.axes)
-    ready = prepare(Asked(args.looks, ranges, device, default_checkpoint(device.name), k=args.k,
-                          looks=args.looks, wide=args.space == "wide"))  # fmt: skip
+    checkpoint = usual_checkpoint(device.name, definition, *ranges.ends)
+    asked = Asked(
+        args.looks,
+        ranges,
+        device,
+        checkpoint,
+        k=args.k,
+        looks=args.looks,
+        wide=args.space == "wide",
+    )
+    ready = prepare(asked)
     records = tuple(r for path in args.records for r in read_records(path)
                     if r.definition == definition.name)  # fmt: skip
     look = partial(ready.look, State(args.looks, ready.digest))

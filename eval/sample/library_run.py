@@ -126,8 +126,7 @@ def prepare(asked: Asked) -> Prepared:
     if unknown:
         raise BadInput(f"{definition.name} has no input {', '.join(unknown)}: it has "
                        f"{', '.join(definition.inputs)}")  # fmt: skip
-    ends = ({n: r[i] for n, r in asked.ranges.free.items()} for i in (0, 1))
-    far = [far_from_training(policy.about, definition, asked.ranges.axes(e)) for e in ends]
+    far = [far_from_training(policy.about, definition, end) for end in asked.ranges.ends]
     told = sorted({*far} - {""}) if asked.source != REWARD else []
     remarks += tuple(f"far from what the policy was trained on: {f}" for f in told)
     for remark in remarks:

@@ -49,6 +49,11 @@ class Ranges:
                 known[name] = min(max(pages + pages // 4 + 16, low), high)
         return {name: known[name] for name in self.definition.var_axes}
 
+    @property
+    def ends(self) -> list[Sizes]:
+        """Every variable axis where all free ones are least, and where they are largest."""
+        return [self.axes({n: r[i] for n, r in self.free.items()}) for i in (0, 1)]
+
     def hold(self, axes: Mapping[str, int]) -> bool:
         """Whether free axes are within what is served."""
         return all(low <= axes[n] <= high for n, (low, high) in self.free.items())

@@ -157,8 +157,10 @@ def test_far_from_the_definitions_the_policy_of_any_shape_is_taken() -> None:
     gemm = load("gemm_n4096_k4096")
     odd = gemm.resized(N=3072)
     assert usual_checkpoint("h200", gemm, {"M": 112}) == default_checkpoint("h200")
-    assert usual_checkpoint("h200", gemm, {"M": 112}, {"M": 9000}) == ANY
     assert usual_checkpoint("b200", odd, {"M": 64}) == ANY
+    own = default_checkpoint("h200")
+    assert usual_checkpoint("h200", gemm, {"M": 1}, {"M": 16384}) == own, "near at one end"
+    assert usual_checkpoint("h200", odd, {"M": 9000}) == own, "far from what any's was, too"
     about = read(ANY).config
     assert far_from_training(about, odd, {"M": 64}) == ""
     assert far_from_training(about, gemm.resized(N=50048), {"M": 64}) == (
