@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ptxflow.command import BadInput
-from ptxflow.compiler.backend.ptxas import PtxasError
-from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Choice, Family, Strategy
-from ptxflow.compiler.kernels.gemm_epilogue import written
-from ptxflow.compiler.kernels.gemm_epilogue.written import Epilogue
 from ptxflow.env.space import StrategySpace
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.tune.endpoint import Chat, ChatError
@@ -31,10 +27,6 @@ You choose strategies of a GPU kernel: one choice of every decision, for one pro
 Answer with JSON alone: {"strategies": [{decision: choice, ...}, ...]}, the best first, none twice.
 A strategy that breaks a rule is refused with the sentence of the rule. Time in microseconds counts;
 a kernel that does not compile without spills, or is wrong, is worth nothing."""
-SYNTAX = f"""\
-You write what becomes of the accumulator `acc` of C = A B^T before it is rounded. Answer with JSON
-alone: {{"epilogue": "..."}}. {written.__doc__.partition(": ")[2].partition("All else")[0].strip()}
-Functions: {", ".join(written.FUNCTIONS)}."""
 
 
 @dataclass(frozen=True)
@@ -77,67 +69,30 @@ class Model:
     failed: list[str] = field(default_factory=list)
 
     def propose(self, asked: Asked) -> list[Strategy]:
+        messages = [{"role": "system", "content": TASK}, {"role": "user", "content": told(asked)}]
         found: dict[str, Strategy] = {}
-
-        def judge(text: str) -> str:
-            accepted, refused = judged(text, asked, found)
-            found.update({s.key: s for s in accepted})
-            if not refused or len(found) >= asked.k:
-                return ""
-            return f"{len(found)} of {asked.k} are valid. Refused:\n" + "\n".join(refused)
-
-        if not self.converse(TASK, told(asked), schema(asked), judge):
-            many = f"{len(found)} of {asked.k} strategies"
-            self.failed.append(f"{many} after {self.returns + 1} answers")
-        return list(found.values())[: asked.k]
-
-    def write(self, wish: str, judge: Callable[[Epilogue], str]) -> Epilogue | None:
-        """An epilogue that does what is wished; `judge` says what is wrong with one, or nothing."""
-        right = list[Epilogue]()
-
-        def judged(text: str) -> str:
-            try:
-                answer = _object(text)["epilogue"]
-                if not isinstance(answer, str):
-                    raise TypeError
-            except (ValueError, KeyError, TypeError, RecursionError):
-                return 'the answer is no JSON object {"epilogue": "..."}'
-            try:
-                found = Epilogue.parse(answer)
-                wrong = judge(found)
-            except (CompileError, PtxasError) as error:
-                wrong = str(error)
-            if not wrong:
-                right.append(found)
-            return wrong
-
-        form = _form("epilogue", {"epilogue": {"type": "string"}})
-        if not self.converse(SYNTAX, wish, form, judged):
-            self.failed.append(f"no right epilogue after {self.returns + 1} answers")
-        return right[0] if right else None
-
-    def converse(
-        self, task: str, asked: str, form: dict[str, Any], judge: Callable[[str], str]
-    ) -> bool:
-        """Asks until `judge` has nothing to say of an answer; what it says goes back. False where
-        it still has of the last one."""
-        messages = [{"role": "system", "content": task}, {"role": "user", "content": asked}]
         for _ in range(self.returns + 1):
             try:
                 text, usage = self.chat({
                     "model": self.name, "messages": messages, "temperature": 0,
-                    "response_format": {"type": "json_schema", "json_schema": form},
+                    "response_format": {"type": "json_schema", "json_schema": schema(asked)},
                 })  # fmt: skip
             except ChatError as error:
                 self.failed.append(str(error))
-                return True
+                break
             for kind in self.tokens:
                 self.tokens[kind] += usage.get(f"{kind}_tokens", 0)
-            said = judge(text)
-            if not said:
-                return True
+            accepted, refused = judged(text, asked, found)
+            found |= {s.key: s for s in accepted}
+            if not refused or len(found) >= asked.k:
+                break
+            said = f"{len(found)} of {asked.k} are valid. Refused:\n" + "\n".join(refused)
             messages += [{"role": "assistant", "content": text}, {"role": "user", "content": said}]
-        return False
+        else:
+            self.failed.append(
+                f"{len(found)} of {asked.k} strategies after {self.returns + 1} answers"
+            )
+        return list(found.values())[: asked.k]
 
 
 def told(asked: Asked) -> str:
@@ -172,24 +127,16 @@ def schema(asked: Asked) -> dict[str, Any]:
     choices = {d.name: {"enum": [*d.choices]} for d in asked.space.decisions}
     strategy = {"type": "object", "properties": choices, "required": [*choices],
                 "additionalProperties": False}  # fmt: skip
-    return _form("strategies", {"strategies": {"type": "array", "items": strategy}})
-
-
-def _form(name: str, properties: dict[str, Any]) -> dict[str, Any]:
-    whole = {"type": "object", "required": [*properties], "additionalProperties": False,
-             "properties": properties}  # fmt: skip
-    return {"name": name, "strict": True, "schema": whole}
-
-
-def _object(text: str) -> Any:
-    """The JSON of an answer, without the fence that some put around it."""
-    return json.loads(text.strip().removeprefix("```json").strip("`\n "))
+    whole = {"type": "object", "required": ["strategies"], "additionalProperties": False,
+             "properties": {"strategies": {"type": "array", "items": strategy}}}  # fmt: skip
+    return {"name": "strategies", "strict": True, "schema": whole}
 
 
 def judged(text: str, asked: Asked, found: dict[str, Strategy]) -> tuple[list[Strategy], list[str]]:
     """The valid and new strategies of an answer, and a sentence for each other thing in it."""
+    body = text.strip().removeprefix("```json").strip("`\n ")  # the fence that some put around it
     try:
-        rows = _object(text)["strategies"]
+        rows = json.loads(body)["strategies"]
         if not isinstance(rows, list) or not rows:
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.backend.ptxas import PtxasError
 from ptxflow.compiler.compilation import compile_kernel
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Strategy
-from ptxflow.compiler.kernels.gemm_epilogue.written import Epilogue
 from ptxflow.env.relation import RelationSpace, relate
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import Space, StrategySpace
@@ -29,7 +27,6 @@ from ptxflow.env.tasks.definition import load
 from ptxflow.eval.tune import session
 from ptxflow.eval.tune.endpoint import ChatError, Endpoint, Recorded
 from ptxflow.eval.tune.proposer import Asked, Model, Tried
-from ptxflow.eval.verify import glue
 from ptxflow.eval.verify.emulation import run_emulation
 
 Reply = Callable[[BaseHTTPRequestHandler, Mapping[str, Any]], None]
@@ -244,29 +241,3 @@ def test_transcripts_that_are_none_are_one_line(tmp_path: Path) -> None:
     path.write_text("{}\n")
     with pytest.raises(BadInput, match="no transcript"):
         Recorded(path)
-
-
-def test_a_model_writes_an_epilogue() -> None:
-    def judge(found: Epilogue) -> str:
-        x = {"acc": torch.linspace(-2, 2, 9, dtype=torch.float64)}
-        right = torch.allclose(glue.reference(found, x), glue.MEANS["silu"](x["acc"]))
-        return "" if right else "it is not x / (1 + exp(-x))"
-
-    def answer(text: object) -> str:
-        return json.dumps({"epilogue": text})
-
-    replies = ("no JSON", answer(3), answer("acc / (1 + e)"), answer("sigmoid(acc)"))
-    with serving(*map(says, replies[1:]), says(answer("acc / (1 + exp(-acc))"))) as (url, asked):
-        model = Model(Endpoint(url), "scripted")
-        found = model.write("SiLU of the accumulator", judge)
-        assert found and found.text == "acc / (1 + exp(-acc))" and not model.failed
-        said = [m["content"] for m in asked[-1]["messages"] if m["role"] == "user"]
-        assert [*said[1:]] == [
-            'the answer is no JSON object {"epilogue": "..."}',
-            "line 1, column 12: no value is called e; there are acc",
-            "it is not x / (1 + exp(-x))",
-        ]
-    with serving(*[says(replies[0])] * 4) as (url, asked):
-        model = Model(Endpoint(url), "scripted")
-        assert model.write("anything", judge) is None and len(asked) == 4
-        assert model.failed == ["no right epilogue after 4 answers"]
