@@ -78,7 +78,8 @@ class Program:
         what is only read: a static rule, nothing in the kernel writes there."""
         found = self._accesses.get(node)
         if found is None:
-            named = [(a, row.operand(node, a.operand)) for a in row.accesses if a.proxy != READ_ONLY]
+            mine = [a for a in row.accesses if a.proxy != READ_ONLY]
+            named = [(a, row.operand(node, a.operand)) for a in mine]
             found = tuple((a, operand, operand.src[0] in self.private) for a, operand in named)
             self._accesses[node] = found
         return found

@@ -199,10 +199,9 @@ class History:
                 self.past.append(p)
             elif mine and (p.mode != new.mode or p.agent != new.agent or p.proxy != new.proxy):
                 self.past.append(p)  # what these do not know, later ones must know still
-        if not mine:
-            if not any(inside(new.region, w) for w in self.written):
-                self.written = [w for w in self.written if not inside(w, new.region)]
-                self.written.append(new.region)
+        if not mine and not any(inside(new.region, w) for w in self.written):
+            self.written = [w for w in self.written if not inside(w, new.region)]
+            self.written.append(new.region)
         self.past.append(new)
 
     def forget(self, region: Region) -> None:
