@@ -182,14 +182,12 @@ class Accesses(Contents):
 
     # -- the access itself --------------------------------------------------------------------
 
-    def _access(self, agent: Agent, row: Atom, node: UOp, access: Access, lanes: int) -> None:
-        operand = row.operand(node, access.operand)
+    def _access(
+        self, agent: Agent, row: Atom, node: UOp, access: Access, operand: UOp, lanes: int
+    ) -> None:
         kind = operand.src[0].op
         if kind is Op.MBAR:
             self._init_barrier(agent, node, operand)
-            return
-        if operand.src[0] in self.program.private:
-            self._access_private(agent, node, access, operand)
             return
         pipe = self._pipe(agent, node, access)
         known = agent.knows.of(access.proxy, access.mode, access.done)
@@ -231,8 +229,12 @@ class Accesses(Contents):
 
     def _access_private(self, agent: Agent, node: UOp, access: Access, operand: UOp) -> None:
         storage, stage, offset_node = operand.src
-        offset = self.program.value(offset_node)(agent.env)
-        self._bounds(agent, operand, self.program.value(stage)(agent.env), offset)
+        offset = self.program.fixed.get(operand)
+        if offset is None:
+            offset = self.program.value(offset_node)(agent.env)
+            self._bounds(agent, operand, self.program.value(stage)(agent.env), offset)
+            if stage.op is Op.CONST and offset_node.op is Op.CONST:
+                self.program.fixed[operand] = offset
         place = agent.index, storage
         self.private[place] = self.program.moves.after(
             self.private.get(place, 0),
@@ -241,7 +243,7 @@ class Accesses(Contents):
             operand,
             offset,
             access.mode == "rw" and self._accumulates(agent, node),
-            self._must_be_used(Op.FRAG) and storage.arg.name not in self.program.held,
+            storage in self.demanded,
             agent.refuse,
         )
 
