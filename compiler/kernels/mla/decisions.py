@@ -190,6 +190,17 @@ def prefill_resources(f: Fields, problem: Problem, device: Device) -> Resources:
     return either(f.core == WGMMA, by_wgmma, others)
 
 
+def by_tcgen05(f: Fields, problem: Problem, device: Device) -> Any:
+    """Whether sm_100a multiplies by tcgen05, which reads operands in shared memory: tokens of a
+    whole tile and queries by swizzled blocks of their rows."""
+    latent, rope = problem["head_dim_ckv"], problem["head_dim_kpe"]
+    if not device.has_tmem or latent % 128 or rope % 64:
+        return 0 * f.tile > 0
+    shared = (f.tile == hopper.ROWS) & (f.scores == COLUMNS) & (f.operand == SHARED)
+    wide = np.isin(columns(f, problem), (16, 32, 64)) & (hopper.COPIERS % f.stages == 0)
+    return shared & wide & (f.get("core", WGMMA) == WGMMA)
+
+
 def tiling_rules(first: str) -> tuple[Rule, ...]:
     """Rules of all; `first` is the decision that sets the columns, if there is one."""
     return (

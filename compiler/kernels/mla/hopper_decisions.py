@@ -65,7 +65,14 @@ def _of(sentence: str, reads: str, legal: Callable[[Fields, Problem, Device], An
 
 
 RULES: tuple[Rule, ...] = (
-    _of("wgmma is of sm_90a", "", lambda f, p, d: not d.has_tmem),
+    _of(
+        "wgmma is of sm_90a",
+        "tile lead pieces rescale",
+        lambda f, p, d: (
+            (not d.has_tmem)
+            | ((f.tile == ROWS) & (f.lead == 0) & (f.pieces == 1) & (f.rescale == ALWAYS))
+        ),
+    ),
     _of(
         f"the heads of the queries of a CTA are the {ROWS} rows of a wgmma",
         "queries",
