@@ -92,7 +92,7 @@ def by_tcgen05(f: Fields, problem: Problem, device: Device) -> Any:
     if not device.has_tmem or latent % 128 or rope % 64:
         return 0 * f.tile > 0
     shared = (f.tile == hopper.ROWS) & (f.scores == COLUMNS) & (f.operand == SHARED)
-    wide = np.isin(columns(f, problem), (16, 32, 64))
+    wide = np.isin(columns(f, problem), hopper.rows_of_queries(device))
     return shared & wide & (f.stages < 3) & (f.get("core", WGMMA) == WGMMA)
 
 
