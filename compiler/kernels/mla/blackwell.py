@@ -38,8 +38,7 @@ class Blackwell(Attend, Parts):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.copier = Copier(self, self.warps)
-        self.asking = self.copier.work
+        self.copier = Copier(self, self.warps, self.asking)
         self.step_bytes = MMA_K * self.asked_rows * ELEMENT  # of the probs of 16 tokens
         self.probs = smem("weights", self.tile // MMA_K * self.step_bytes, align=128)
         self.score_columns = tmem("scores", self.asked_rows)

@@ -15,7 +15,7 @@ from ptxflow.compiler.kernels.mla.hopper_decisions import (
 )
 from ptxflow.compiler.kernels.mla.hopper_group import SIDES, Halves, Warpgroup
 from ptxflow.compiler.kernels.mla.hopper_parts import COPYING, Copier
-from ptxflow.compiler.kernels.mla.span import Span
+from ptxflow.compiler.kernels.mla.span import Span, Work
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.values import traced
 
@@ -27,7 +27,8 @@ class Hopper(Halves):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.sides, self.copier = [Warpgroup(self, side) for side in range(2)], Copier(self, WARPS)
+        self.sides = [Warpgroup(self, side) for side in range(2)]
+        self.copier = Copier(self, WARPS, Work(self, COPYING))
 
     def build(self) -> UOp:
         """The lowered kernel."""

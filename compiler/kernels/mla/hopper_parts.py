@@ -42,6 +42,7 @@ class Part:
     first: int
     pitch: int
     blocks: int
+    prefetch: int = 0  # bytes that L2 brings at once, of rows that may not be there
 
     @property
     def group(self) -> int:
@@ -64,8 +65,9 @@ class Part:
         rows = slot(self.tiles, stage, first, (16 // GROUP - 1) * self.group + 2 * BLOCK)
         return Matrix(rows, BLOCK, self.group, LINE, transposed=True)
 
-    def copy(self, tensor: str, group: UOp, half: int, index: UOp) -> UOp:
-        """Four rows of a group, of which a lane's is `index` in the tensor, to all blocks."""
+    def copy(self, tensor: str, group: UOp, half: int, index: UOp, there: UOp | None = None) -> UOp:
+        """Four rows of a group, of which a lane's is `index` in the tensor, to all blocks; zeros
+        where it says that it is not `there`."""
         line, chunk = (LANE >> 3) + LINES * half, LANE & 7
         return at.copy_lines(
             group,
@@ -73,9 +75,11 @@ class Part:
             param(tensor),
             index,
             chunk << 4,
+            1 if there is None else there,
             anywhere(tensor),
             pitch=self.pitch,
             first=self.first,
+            prefetch=0 if there is None else self.prefetch,
             across=((half * LINE // 2, (half + 1) * LINE // 2),),
         )
 
@@ -116,6 +120,7 @@ class Parts(Shape):
             first * ELEMENT,
             width * ELEMENT,
             blocks,
+            int(self.s.fields().get("prefetch", 0)) if name in self.named else 0,
         )
 
     def ask_queries(self, span: Span, group: Value) -> None:
@@ -140,8 +145,8 @@ class Parts(Shape):
 class Copier:
     """Warps from `first` on that copy tokens into rings, each some rows of the tiles of a stage."""
 
-    def __init__(self, kernel: Parts, first: int):
-        self.kernel, self.r, self.work = kernel, Registers(COPYING), Work(kernel, COPYING)
+    def __init__(self, kernel: Parts, first: int, work: Work):
+        self.kernel, self.r, self.work = kernel, Registers(COPYING), work
         copier = WARP - first
         self.mine = copier % kernel.stages  # the stage that a warp has a part of
         self.share = kernel.tile * kernel.stages // COPIERS  # rows
@@ -183,7 +188,8 @@ class Copier:
                 group, half = divmod(i, GROUP // LINES)
                 first = (self.first // GROUP + group) * part.group
                 place = slot(part.tiles, part.ring.stage(t), first, part.group)
-                emit(part.copy(part.cache, place, half, mine.value))
+                there = self.work.there(mine.value)
+                emit(part.copy(part.cache, place, half, mine.value, there))
             emit(at.copies_commit())
         for number, part in enumerate(self.kernel.parts):
             emit(part.ring.landed(t, len(self.kernel.parts) - 1 - number))
