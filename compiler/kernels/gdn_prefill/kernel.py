@@ -8,6 +8,8 @@ updates X^T, then the output and the new state.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
@@ -31,7 +33,9 @@ Terms = dict[tuple[int, int], list[UInt32]]
 
 class Kernel(ChunkWarps):
     """A gdn_prefill strategy applied to a problem. A tile is 16 rows; a main warp holds `row_tiles`
-    of them."""
+    of them. `waits`: helpers wait for the kernel before, which may still run."""
+
+    waits = False
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
@@ -236,6 +240,7 @@ class Kernel(ChunkWarps):
         body = [
             *self.find_bounds(),
             when(main, self.load_state()),
+            when(helps, at.grid_wait()) if self.waits else None,
             when(helps & (const(0) < self.chunks), traced(self.before)),
             loop(
                 n,
@@ -248,4 +253,4 @@ class Kernel(ChunkWarps):
             when(main, self.store_state()),
         ]
         info = KernelInfo(ENTRY, self.device.arch, self.warps, 1, self.params, self.storage)
-        return finish(info, *body)
+        return finish(replace(info, dependent=self.waits), *body)

@@ -76,7 +76,12 @@ class Relate(ChunkWarps):
     def build(self) -> UOp:
         """The lowered kernel."""
         n = self._place - self.search.place(self.begin, self._sequence)
-        body = [*self._find, *self.find_bounds(), when(n < self.chunks, traced(self._chunk, n))]
+        body = [
+            at.grid_launch_dependents(),
+            *self._find,
+            *self.find_bounds(),
+            when(n < self.chunks, traced(self._chunk, n)),
+        ]
         info = KernelInfo(RELATE, self.device.arch, self.warps, 1, self.params, self.storage)
         return finish(info, *body)
 
@@ -86,7 +91,7 @@ class Relate(ChunkWarps):
         shared = layout(self.build().arg).smem_bytes
         workspace = (Workspace(PACKETS, f"{places} * {self.lines * LINE}"),)
         first = launch_of(RELATE, places, self.warps, self.params, given, shared)
-        return replace(first, then=(last,), workspace=workspace)
+        return replace(first, then=(replace(last, dependent=True),), workspace=workspace)
 
     def _chunk(self, n: UOp) -> None:
         emit(self.ask(n), at.copies_commit())
@@ -114,6 +119,8 @@ class Relate(ChunkWarps):
 
 class Carry(Kernel):
     """The second kernel, whose helpers only copy."""
+
+    waits = True
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
