@@ -35,7 +35,7 @@ from ptxflow.eval.bench.probes import ARCH, CHAINS, PASSES, Probe
 
 Array = npt.NDArray[Any]
 REPEATS = 7
-PATIENCE = 20.0  # seconds for one probe
+PATIENCE = 10.0  # seconds for one probe
 FLUSH = 256 << 20  # bytes that are set to empty L2
 INSTRUCTION = 16  # bytes of machine code
 REMOVED = "ptxas leaves no instruction of it"
