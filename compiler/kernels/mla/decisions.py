@@ -5,6 +5,8 @@ O^T = V^T P^T; of more than 64 heads each of several CTAs takes some. `warps` wa
 tokens of a tile and on the columns for the scores, and on the dims of the latent for the sums. In
 decoding sequences are cut into chunks, and a second kernel adds up what the chunks of a sequence
 come to; in a prefill it does so for tokens in parts. A prefill by wgmma: see `hopper_decisions`.
+
+On sm_100a tcgen05 takes wgmma's place in a prefill, and in decoding that of mma.sync: `by_tcgen05`.
 """
 
 from __future__ import annotations
