@@ -9,7 +9,7 @@ are those of the floors, and no move is found to be missing in SASS.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from ptxflow.compiler.family import Strategy
 from ptxflow.env.reward import TAU
 from ptxflow.env.space import Space
-from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.roofline import Floors
-from ptxflow.eval.bench.work import counted
 from ptxflow.eval.study.search.play import Search
 from ptxflow.eval.study.search.replay import Replay
+from ptxflow.eval.tune.champions import alternating, floors_of
 from ptxflow.eval.tune.draws import Residuals, coded
-from ptxflow.eval.tune.knowledge import Experience, Outcome, Row
+from ptxflow.eval.tune.knowledge import Outcome
 from ptxflow.eval.tune.loop import Bench, Limits, Round, Session, Timed, answered
 from ptxflow.gfn.inference import SHARPNESS
 
@@ -38,7 +37,7 @@ class Tuner:
 
     log_probs  [len(space)] of the policy that draws
     floors     of the problem; None: the loop knows cycles alone, no gaps and no states
-    rows       of a knowledge base
+    known      strategies to begin with, beside draws
     tries      what a session learned of moves is added here
     """
 
@@ -46,7 +45,7 @@ class Tuner:
     log_probs: Array = field(repr=False)
     floors: Floors | None
     seconds: float
-    rows: Sequence[Row] = field(default=(), repr=False)
+    known: Sequence[Strategy] = field(default=(), repr=False)
     tries: list[Outcome] = field(default_factory=list, repr=False)
     seeded: bool = True
 
@@ -54,11 +53,11 @@ class Tuner:
         measured: dict[Strategy, Timed] = {}
         draws = _Draws(space, self.log_probs, measured)
         session = Session(
-            space, self.floors, Bench(), draws, Experience(self.rows), ENDLESS,
-            int(rng.integers(2**31)), measured, self.tries, draws.hope,
+            space, self.floors, Bench(), draws, ENDLESS, int(rng.integers(2**31)), measured,
+            self.tries, draws.hope,
         )  # fmt: skip
         first = [space.strategy(int(c)) for c in draws(space, STARTS, session.seed)]
-        steps = session.steps(first)
+        steps = session.steps(alternating(self.known, first, STARTS))
         step = next(steps, None)
         try:
             while step is not None:
@@ -109,20 +108,9 @@ class _Draws:
         return np.asarray(part.codes[np.argsort(-keys, kind="stable")[:k]])
 
 
-def tuners(replay: Replay, log_probs: Array, rows: Sequence[Row] = ()) -> list[Tuner]:
-    """The loop in its forms; with knowledge, where there is some."""
-    floors, unit = floors_of(replay), replay.yardstick * 1e-6
-    found = [
-        Tuner("tuning loop", log_probs, floors, unit),
-        Tuner("tuning loop, cycles only", log_probs, None, unit),
-        Tuner("tuning loop + knowledge", log_probs, floors, unit, rows),
-    ]
-    return found if rows else found[:2]
-
-
-def floors_of(replay: Replay) -> Floors:
-    """Of the work that the inputs ask for."""
-    problem = replay.space.problem
-    definition = load(problem.definition)
-    axes = {a: v for a, v in problem.axes if a in definition.var_axes}
-    return Floors.of(counted(definition, axes), replay.space.device)
+def tuners(replay: Replay, log_probs: Array) -> list[Tuner]:
+    """The loop, and the loop without gaps."""
+    unit = replay.yardstick * 1e-6
+    floors = floors_of(replay.space.problem, replay.space.device)
+    loop = Tuner("tuning loop", log_probs, floors, unit)
+    return [loop, replace(loop, name="tuning loop, cycles only", floors=None, tries=[])]
