@@ -51,7 +51,7 @@ from ptxflow.gfn.inference import SHARPNESS, load_policy, part_log_probs
 
 Array = NDArray[np.float64]
 BUDGET, SHOWN = 64, (8, 12, 16, 24, 32, 48, 64)
-GOAL, RESAMPLED = 0.99, 2000
+GOAL, RESAMPLED, SESSIONS = 0.99, 2000, 50
 TOLD, LEAST = 0.03, 12  # a gain that a session should not have missed; strategies of a part
 UNIFORM = ", uniform draws"
 LOOP, OTHERS = "tuning loop", "tuning loop + knowledge"
@@ -90,7 +90,7 @@ def known_of(field: Field, rows: Sequence[Champion]) -> dict[str, list[Strategy]
         NEARBY: [r for r in own if (r.definition, r.axes) != here],
         FROM: [r for r in abroad if r.definition != problem.definition],
         ABROAD: abroad,
-    }  # fmt: skip
+    }
     chosen = {name: nearest(space, of, STARTS // 2) for name, of in found.items()}
     return {name: [legal(space, r.choices) for r in of] for name, of in chosen.items()}
 
@@ -116,7 +116,7 @@ def played(field: Field, known: Mapping[str, Sequence[Strategy]], seeds: int) ->
         for name, method in methods.items()
     }
     for what, strategies in known.items():
-        for tail in ("", UNIFORM):
+        for tail in ("", UNIFORM) if what == OTHERS else ("",):
             loop = methods[LOOP + tail]
             assert isinstance(loop, Tuner)
             with_it = replace(loop, known=strategies)
@@ -160,7 +160,7 @@ def pairs(
     rows = []
     for tail in ("", UNIFORM):
         for ours, theirs in (*((what, LOOP) for what in known), (LOOP, f"{LOOP}, cycles only")):
-            if theirs + tail not in best:
+            if not {ours + tail, theirs + tail} <= best.keys():
                 continue
             both = list(zip(best[ours + tail], best[theirs + tail], strict=True))
             has = np.array(known.get(ours, [True] * len(both)))
@@ -174,22 +174,26 @@ def pairs(
     return rows
 
 
-def near_peak(device: str) -> list[str]:
-    """A row: of the records' kernels at NEAR_PEAK of the attainable speed or above, by how much the
-    best recorded kernel of the same workload is faster; and of those among them of whose workload
-    a session's budget or more was measured."""
-    gains, many, places = list[float](), list[float](), 0
+def near_peak(device: str) -> list[list[str]]:
+    """Rows of all workloads, and of those where no recorded kernel is faster than the attainable
+    time: sessions that begin at STARTS recorded kernels, drawn SESSIONS times, of which the best is
+    at NEAR_PEAK, so that they end; and by how much the best recorded kernel is faster."""
+    found: dict[str, list[list[float]]] = {device: [], f"{device}, no record beats a floor": []}
     for one in observed(sorted(MEASUREMENTS.glob(f"{device}-*.xz"))):
-        us = 1e6 * one.seconds
-        near = us[us * NEAR_PEAK <= floors_of(one.problem, one.device).attainable]
-        places += bool(len(near))
-        gains += (near / us.min() - 1).tolist()
-        many += (near / us.min() - 1).tolist() if len(us) >= BUDGET else []
-    told: list[object] = [device, places]
-    for of in (gains, many):
-        most = f"{max(of):.1%}" if of else "-"
-        told += [len(of), most, sum(g > TOLD for g in of)]
-    return [str(cell) for cell in told]
+        us, rng = 1e6 * one.seconds, np.random.default_rng(0)
+        attainable = floors_of(one.problem, one.device).attainable
+        bests = [us[rng.permutation(len(us))[:STARTS]].min() for _ in range(SESSIONS)]
+        gains = [float(b / us.min() - 1) for b in bests if b * NEAR_PEAK <= attainable]
+        if gains:
+            for name in list(found)[: 1 + (us.min() >= attainable)]:
+                found[name].append(gains)
+    rows = []
+    for name, of in found.items():
+        gains = [g for one in of for g in one]
+        most, over = max(gains, default=0.0), [sum(g > TOLD for g in one) for one in of]
+        rows.append([name, str(len(of)), str(len(gains)), f"{most:.1%}", str(sum(over)),
+                     str(sum(map(bool, over)))])  # fmt: skip
+    return rows
 
 
 @reports("worth")
@@ -214,16 +218,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             for what, strategies in begin.items():
                 known.setdefault(what, []).append(bool(strategies))
         if fields:
-            shown = shown or losses(best)
+            shown = shown or losses({n: of for n, of in best.items() if f"{OTHERS} of" not in n})
             tables += pairs(device, best, known)
     found = {
         "losses": shown,
         "pairs": markdown(["on", "with", "without", "workloads", "measurements, with over without, "
-                           "95%", "of all workloads", "time of the best of 64"], tables, 3),
-        "near peak": markdown(["on", "workloads", "kernels", "the best is faster by, at most",
-                               "by more than 3%", "of 64 measured or more", "at most",
-                               "more than 3%"],
-                              [near_peak(d) for d in ("h200", "h100")], 1),
+                           "95%", "of all workloads", "time of the last best"], tables, 3),
+        "peak": markdown(["on", "workloads", "sessions", "missed at most", "missed over 3%",
+                               "of workloads"],
+                              [row for d in ("h200", "h100") for row in near_peak(d)], 1),
     }  # fmt: skip
     if args.into:
         write_whole(args.into, placed(args.into.read_text(), found))
