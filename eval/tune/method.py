@@ -1,4 +1,5 @@
-"""The loop as a method of the evaluation: a session on a sub-space whose every strategy was timed.
+"""The loop, and a language model, as methods of the evaluation: a session on a sub-space whose
+every strategy was timed.
 
 It stands beside policies and searches under the rules of play, and is told the times that it asks
 for and nothing else. Its draws are those of a policy, given as log-probabilities, corrected by what
@@ -8,12 +9,17 @@ are those of the floors, and no move is found to be missing in SASS.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxflow.command import BadInput
 from ptxflow.compiler.family import Strategy
 from ptxflow.env.reward import TAU
 from ptxflow.env.space import Space
@@ -22,12 +28,15 @@ from ptxflow.eval.study.search.play import Search
 from ptxflow.eval.study.search.replay import Replay
 from ptxflow.eval.tune.champions import alternating, floors_of
 from ptxflow.eval.tune.draws import Residuals, coded
+from ptxflow.eval.tune.endpoint import Endpoint, Recorded
 from ptxflow.eval.tune.knowledge import Outcome
 from ptxflow.eval.tune.loop import Bench, Limits, Round, Session, Timed, answered
+from ptxflow.eval.tune.proposer import Asked, Model, Tried
 from ptxflow.gfn.inference import SHARPNESS
 
 Array = NDArray[np.float64]
 STARTS = 8
+AT_A_TIME = 8  # strategies that a language model is asked for
 ENDLESS = Limits(rounds=10_000, measurements=10**9)
 
 
@@ -118,3 +127,51 @@ def tuners(replay: Replay, log_probs: Array) -> list[Tuner]:
     floors = floors_of(replay.space.problem, replay.space.device)
     loop = Tuner("tuning loop", log_probs, floors, unit)
     return [loop, replace(loop, name="tuning loop, cycles only", floors=None, tries=[])]
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A language model, which is told the rules and times so far, proposes strategies; where it
+    proposes none, uniform draws go on. `seconds`: see Tuner."""
+
+    chat: Recorded = field(repr=False)
+    model: str
+    seconds: float
+    name: str = "language model"
+    seeded: bool = False  # the same question has the same answer
+
+    def search(self, space: Space, rng: np.random.Generator) -> Search:
+        return self._search(space, rng, Model(self.chat.again(), self.model))
+
+    def _search(self, space: Space, rng: np.random.Generator, model: Model) -> Search:
+        history: list[Tried] = []
+        while strategies := model.propose(Asked(space, AT_A_TIME, tuple(history))):
+            for strategy, at in zip(
+                strategies, np.searchsorted(space.codes, coded(space, strategies)), strict=True
+            ):
+                us = 1e6 * self.seconds * (yield int(at))
+                history.append(Tried(strategy, us, "" if np.isfinite(us) else "it failed"))
+        seen = coded(space, [t.strategy for t in history])
+        for at in rng.permutation(np.flatnonzero(~np.isin(space.codes, seen))):
+            yield int(at)
+
+    def cost(self, replay: Replay, asked: NDArray[np.int64]) -> dict[str, Any]:
+        """Played again from the transcript alone: tokens by kind, why a model was not of use."""
+        model = Model(Recorded(self.chat.path), self.model)
+        search = self._search(replay.space, np.random.default_rng(0), model)
+        next(search)
+        with suppress(StopIteration):  # the last is repeated where a space is smaller than budgets
+            for at in asked[:-1]:
+                search.send(float(replay.times[at]))
+        return {"tokens": model.tokens, "failed": model.failed}
+
+
+def spoken(path: Path, replay: Replay) -> Spoken:
+    """A model that plays from a transcript; what is not in it is asked where the environment says,
+    and kept. BadInput where neither names a model."""
+    live = Endpoint.from_environment() if os.environ.get("OPENAI_BASE_URL") else (None, "")
+    chat = Recorded(path, live[0])
+    name = live[1] or os.environ.get("PTXFLOW_MODEL", "") or chat.model
+    if not name:
+        raise BadInput(f"{path} has no answers, and OPENAI_BASE_URL is not set")
+    return Spoken(chat, name, replay.yardstick * 1e-6)
