@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,13 @@ from ptxflow.command import BadInput
 from ptxflow.compiler.family import Strategy
 from ptxflow.env.reward import TAU
 from ptxflow.env.space import Space
-from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.roofline import Floors
-from ptxflow.eval.bench.work import counted
 from ptxflow.eval.study.search.play import Search
 from ptxflow.eval.study.search.replay import Replay
+from ptxflow.eval.tune.champions import alternating, floors_of
 from ptxflow.eval.tune.draws import Residuals, coded
 from ptxflow.eval.tune.endpoint import Endpoint, Recorded
-from ptxflow.eval.tune.knowledge import Experience, Outcome, Row
+from ptxflow.eval.tune.knowledge import Outcome
 from ptxflow.eval.tune.loop import Bench, Limits, Round, Session, Timed, answered
 from ptxflow.eval.tune.proposer import Asked, Model, Tried
 from ptxflow.gfn.inference import SHARPNESS
@@ -47,7 +46,7 @@ class Tuner:
 
     log_probs  [len(space)] of the policy that draws
     floors     of the problem; None: the loop knows cycles alone, no gaps and no states
-    rows       of a knowledge base
+    known      strategies to begin with, beside draws
     tries      what a session learned of moves is added here
     """
 
@@ -55,7 +54,7 @@ class Tuner:
     log_probs: Array = field(repr=False)
     floors: Floors | None
     seconds: float
-    rows: Sequence[Row] = field(default=(), repr=False)
+    known: Sequence[Strategy] = field(default=(), repr=False)
     tries: list[Outcome] = field(default_factory=list, repr=False)
     seeded: bool = True
 
@@ -63,11 +62,11 @@ class Tuner:
         measured: dict[Strategy, Timed] = {}
         draws = _Draws(space, self.log_probs, measured)
         session = Session(
-            space, self.floors, Bench(), draws, Experience(self.rows), ENDLESS,
-            int(rng.integers(2**31)), measured, self.tries, draws.hope,
+            space, self.floors, Bench(), draws, ENDLESS, int(rng.integers(2**31)), measured,
+            self.tries, draws.hope,
         )  # fmt: skip
         first = [space.strategy(int(c)) for c in draws(space, STARTS, session.seed)]
-        steps = session.steps(first)
+        steps = session.steps(alternating(self.known, first, STARTS))
         step = next(steps, None)
         try:
             while step is not None:
@@ -96,12 +95,16 @@ class _Draws:
     whole: Space
     logs: Array
     measured: Mapping[Strategy, Timed]
+    _off: tuple[int, Residuals] | None = None  # of how many measurements
 
     def residuals(self) -> Residuals:
-        right = {s: t.us for s, t in self.measured.items() if t.right}
-        codes = coded(self.whole, list(right))
-        told = -TAU * self.logs[np.searchsorted(self.whole.codes, codes)]
-        return Residuals(self.whole.indices(codes), np.log(list(right.values())) - told)
+        if self._off is None or self._off[0] != len(self.measured):
+            right = {s: t.us for s, t in self.measured.items() if t.right}
+            codes = coded(self.whole, list(right))
+            told = -TAU * self.logs[np.searchsorted(self.whole.codes, codes)]
+            found = Residuals(self.whole.indices(codes), np.log(list(right.values())) - told)
+            self._off = len(self.measured), found
+        return self._off[1]
 
     def hope(self, part: Space, codes: NDArray[np.int64]) -> Array:
         """See Session."""
@@ -118,23 +121,12 @@ class _Draws:
         return np.asarray(part.codes[np.argsort(-keys, kind="stable")[:k]])
 
 
-def tuners(replay: Replay, log_probs: Array, rows: Sequence[Row] = ()) -> list[Tuner]:
-    """The loop in its forms; with knowledge, where there is some."""
-    floors, unit = floors_of(replay), replay.yardstick * 1e-6
-    found = [
-        Tuner("tuning loop", log_probs, floors, unit),
-        Tuner("tuning loop, cycles only", log_probs, None, unit),
-        Tuner("tuning loop + knowledge", log_probs, floors, unit, rows),
-    ]
-    return found if rows else found[:2]
-
-
-def floors_of(replay: Replay) -> Floors:
-    """Of the work that the inputs ask for."""
-    problem = replay.space.problem
-    definition = load(problem.definition)
-    axes = {a: v for a, v in problem.axes if a in definition.var_axes}
-    return Floors.of(counted(definition, axes), replay.space.device)
+def tuners(replay: Replay, log_probs: Array) -> list[Tuner]:
+    """The loop, and the loop without gaps."""
+    unit = replay.yardstick * 1e-6
+    floors = floors_of(replay.space.problem, replay.space.device)
+    loop = Tuner("tuning loop", log_probs, floors, unit)
+    return [loop, replace(loop, name="tuning loop, cycles only", floors=None, tries=[])]
 
 
 @dataclass(frozen=True)
