@@ -86,7 +86,7 @@ class Accesses(Contents):
         return [(history, (offset, offset + operand.arg, *part)) for part in across]
 
     def _lanes(self, agent: Agent, row: Atom, cta: int) -> tuple[int, int]:
-        """Lanes of TMEM that are touched: a load's quarter, or all."""
+        """Lanes of TMEM that are touched: a load's quarter, or all; 16 rows are half of one."""
         memory = self.tmem[cta]
         if memory.state != "allocated":
             agent.refuse(
@@ -104,12 +104,14 @@ class Accesses(Contents):
         if not any(n == "lane" for n, _ in row.operands):
             return 0, 128
         first = self.program.value(row.operand(agent.node, "lane"))(agent.env) >> 16
-        if first != 32 * (agent.warp % 4):
+        quarter = 32 * (agent.warp % 4)
+        upper = quarter + 16 * agent.node.arg.attr("shape", "").startswith("16x")
+        if first not in (quarter, upper):
             agent.refuse(
                 f"lanes {first}.. are out of reach of warp {agent.warp}",
                 "a warp reaches lanes 32*(warp % 4) and up",
             )
-        return first, first + 32
+        return quarter, quarter + 32
 
     def _bytes(
         self, agent: Agent, node: UOp, row: Atom, operand: UOp
@@ -182,14 +184,12 @@ class Accesses(Contents):
 
     # -- the access itself --------------------------------------------------------------------
 
-    def _access(self, agent: Agent, row: Atom, node: UOp, access: Access, lanes: int) -> None:
-        operand = row.operand(node, access.operand)
+    def _access(
+        self, agent: Agent, row: Atom, node: UOp, access: Access, operand: UOp, lanes: int
+    ) -> None:
         kind = operand.src[0].op
         if kind is Op.MBAR:
             self._init_barrier(agent, node, operand)
-            return
-        if operand.src[0] in self.program.private:
-            self._access_private(agent, node, access, operand)
             return
         pipe = self._pipe(agent, node, access)
         known = agent.knows.of(access.proxy, access.mode, access.done)
@@ -231,8 +231,12 @@ class Accesses(Contents):
 
     def _access_private(self, agent: Agent, node: UOp, access: Access, operand: UOp) -> None:
         storage, stage, offset_node = operand.src
-        offset = self.program.value(offset_node)(agent.env)
-        self._bounds(agent, operand, self.program.value(stage)(agent.env), offset)
+        offset = self.program.fixed.get(operand)
+        if offset is None:
+            offset = self.program.value(offset_node)(agent.env)
+            self._bounds(agent, operand, self.program.value(stage)(agent.env), offset)
+            if stage.op is Op.CONST and offset_node.op is Op.CONST:
+                self.program.fixed[operand] = offset
         place = agent.index, storage
         self.private[place] = self.program.moves.after(
             self.private.get(place, 0),
@@ -241,7 +245,7 @@ class Accesses(Contents):
             operand,
             offset,
             access.mode == "rw" and self._accumulates(agent, node),
-            self._must_be_used(Op.FRAG) and storage.arg.name not in self.program.held,
+            storage in self.demanded,
             agent.refuse,
         )
 

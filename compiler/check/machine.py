@@ -7,7 +7,7 @@ several schedules (who runs first, how late asynchronous work lands) find parity
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import READ_ONLY, Atom, atom
+from ptxflow.compiler.atoms.table import Atom, atom
 from ptxflow.compiler.check import messages
 from ptxflow.compiler.check.access import LANES
 from ptxflow.compiler.check.final import check_end
@@ -64,7 +64,7 @@ class Machine(Synchronisation):
                 yield from self._block(agent, statement.src, LANES, spec.elected)
             else:
                 agent.enter("block")
-                yield from self._statement(agent, statement, LANES)
+                yield from self._block(agent, (statement,), LANES)
 
     def _block(
         self, agent: Agent, body: tuple[UOp, ...], lanes: int, elected: bool = False
@@ -73,49 +73,53 @@ class Machine(Synchronisation):
         if alone:
             agent.elect()
         for statement in body:
-            yield from self._statement(agent, statement, 1 if elected else lanes)
+            try:
+                if statement.op is Op.ATOM:
+                    row, mine = atom(statement.arg.atom), 1 if elected else lanes
+                    self._atom(agent, statement, row, mine)
+                    if row.effect:
+                        yield from getattr(self, f"_do_{row.effect}")(agent, statement, mine) or ()
+                else:
+                    yield from self._branch(agent, statement, 1 if elected else lanes)
+            except ZeroDivisionError:
+                raise HazardError(f"{agent.who()} at {statement.site}: divides by zero") from None
         if alone:
             agent.rejoin()
 
-    def _statement(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+    def _branch(self, agent: Agent, node: UOp, lanes: int) -> Steps:
         value = self.program.value
-        try:
-            match node.op:
-                case Op.ATOM:
-                    yield from self._atom(agent, node, atom(node.arg.atom), lanes)
-                case Op.LOOP:
-                    start, stop, step = (value(s)(agent.env) for s in node.src[1:4])
-                    name = node.src[0].arg[0]
-                    if step < 1:
-                        raise HazardError(
-                            f"{agent.who()} at {node.site}: a loop has a step of {step}; it must "
-                            "be 1 or more"
-                        )
-                    for i in range(start, stop, step):
-                        agent.env[name] = i
-                        yield from self._block(agent, body_of(node), lanes)
-                case Op.IF:
-                    if value(node.src[0])(agent.env):
-                        yield from self._block(agent, body_of(node), lanes, node.arg)
-                case _:
-                    raise HazardError(f"{node.op} at {node.site} is not a statement")
-        except ZeroDivisionError:
-            raise HazardError(f"{agent.who()} at {node.site}: divides by zero") from None
+        match node.op:
+            case Op.LOOP:
+                start, stop, step = (value(s)(agent.env) for s in node.src[1:4])
+                name = node.src[0].arg[0]
+                if step < 1:
+                    raise HazardError(
+                        f"{agent.who()} at {node.site}: a loop has a step of {step}; it must "
+                        "be 1 or more"
+                    )
+                for i in range(start, stop, step):
+                    agent.env[name] = i
+                    yield from self._block(agent, body_of(node), lanes)
+            case Op.IF:
+                if value(node.src[0])(agent.env):
+                    yield from self._block(agent, body_of(node), lanes, node.arg)
+            case _:
+                raise HazardError(f"{node.op} at {node.site} is not a statement")
 
-    def _atom(self, agent: Agent, node: UOp, row: Atom, lanes: int) -> Steps:
+    def _atom(self, agent: Agent, node: UOp, row: Atom, lanes: int) -> None:
         self.steps += 1
         agent.node = node
         if self.steps > _STEP_LIMIT:
             raise HazardError(f"{agent.who()} at {node.site}: the run does not end")
         if self.info.dependent:
             self._after_the_grids_before(agent, node, row)
-        for access in row.accesses:
-            if access.proxy != READ_ONLY:  # a static rule: nothing in the kernel writes there
-                self._access(agent, row, node, access, lanes)
+        for access, operand, private in self.program.accesses(node, row):
+            if private:
+                self._access_private(agent, node, access, operand)
+            else:
+                self._access(agent, row, node, access, operand, lanes)
         if row.orders:
             agent.epoch.clear()
-        if row.effect:
-            yield from getattr(self, f"_do_{row.effect}")(agent, node, lanes) or ()
 
     def _after_the_grids_before(self, agent: Agent, node: UOp, row: Atom) -> None:
         """A dependent launch starts while the grid before it may still read and write. The first

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
-from ptxflow.compiler.atoms.table import atom
+from ptxflow.compiler.atoms.table import READ_ONLY, Access, Atom, atom
 from ptxflow.compiler.check.arithmetic import Arithmetic
 from ptxflow.compiler.check.private import Moves, private_storages
 from ptxflow.compiler.check.state import Knowledge, Message
@@ -52,8 +52,11 @@ class Program:
         self.plan = layout(kernel.arg)
         self.in_step = _in_step(kernel)
         self.private = private_storages(kernel)
-        self.held = every_value(kernel)
+        held = every_value(kernel)
+        self.unread = frozenset(s for s in self.private if s.arg.name in held)
         self.moves = Moves()
+        self.fixed: dict[UOp, int] = {}  # offsets of private operands that are constant, and inside
+        self._accesses: dict[UOp, tuple[tuple[Access, UOp, bool], ...]] = {}
         asked = [
             node.arg.attr("registers")
             for _, node in walk(kernel)
@@ -68,6 +71,17 @@ class Program:
         if found is None:
             found = eval(f"lambda e: {self._arithmetic.source(node)}", {"min": min})
             self._values[node] = found
+        return found
+
+    def accesses(self, node: UOp, row: Atom) -> tuple[tuple[Access, UOp, bool], ...]:
+        """An instruction's, with what names their places, and whether it is private; but those of
+        what is only read: a static rule, nothing in the kernel writes there."""
+        found = self._accesses.get(node)
+        if found is None:
+            mine = [a for a in row.accesses if a.proxy != READ_ONLY]
+            named = [(a, row.operand(node, a.operand)) for a in mine]
+            found = tuple((a, operand, operand.src[0] in self.private) for a, operand in named)
+            self._accesses[node] = found
         return found
 
     def writers(self, storage: UOp) -> str:

@@ -30,6 +30,8 @@ class Run:
         self.events: list[Event] = []
         self.histories: dict[tuple[Any, ...], History] = {}
         self.private: dict[tuple[int, UOp], int] = {}  # (warp, storage) -> number of its state
+        #: registers of which all that is written must be read
+        self.demanded = program.private - program.unread if trip.outputs else frozenset[UOp]()
         self.barriers: dict[tuple[Any, ...], Barrier] = {}
         self.rendezvous: dict[tuple[Any, ...], Rendezvous] = {}
         self.landing: list[Callable[[], None]] = []

@@ -176,8 +176,12 @@ class History:
 
         Hardware orders operations of one pipe on the same accumulator, so on the same region.
         """
+        low, high, left, right = region
         for past in self.past:  # what is cheap to ask comes first: `known` may have 10^5 bits
-            if (mode == past.mode and mode in COMMUTING) or not overlap(past.region, region):
+            if mode == past.mode and mode in COMMUTING:
+                continue
+            a, b, c, d = past.region  # whether they overlap, spelled out: most of a run's time
+            if a >= high or low >= b or c >= right or left >= d:
                 continue
             if past.bit & known or (pipe and past.pipe == pipe and past.region == region):
                 continue
@@ -186,22 +190,18 @@ class History:
 
     def record(self, new: Past) -> None:
         """Add an access, dropping those it supersedes: later accesses that know it know them."""
-        if new.mode in COMMUTING:  # what these do not know, later ones must know still
-            self.past = [
-                p
-                for p in self.past
-                if not (
-                    p.mode == new.mode
-                    and p.agent == new.agent
-                    and p.proxy == new.proxy
-                    and inside(p.region, new.region)
-                )
-            ]
-        else:
-            self.past = [p for p in self.past if not inside(p.region, new.region)]
-            if not any(inside(new.region, w) for w in self.written):
-                self.written = [w for w in self.written if not inside(w, new.region)]
-                self.written.append(new.region)
+        mine, past = new.mode in COMMUTING, self.past
+        low, high, left, right = new.region
+        self.past = []
+        for p in past:
+            a, b, c, d = p.region
+            if low > a or b > high or left > c or d > right:
+                self.past.append(p)
+            elif mine and (p.mode != new.mode or p.agent != new.agent or p.proxy != new.proxy):
+                self.past.append(p)  # what these do not know, later ones must know still
+        if not mine and not any(inside(new.region, w) for w in self.written):
+            self.written = [w for w in self.written if not inside(w, new.region)]
+            self.written.append(new.region)
         self.past.append(new)
 
     def forget(self, region: Region) -> None:

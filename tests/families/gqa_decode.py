@@ -128,6 +128,9 @@ def _cases() -> tuple[Case, ...]:
                 wide = 128 if n == _LONG else 64  # as many dims as its warps add up
                 small = problem(64, 4096, page, size=wide) if page == (1, 16)[d is B200] else None
                 out.append(Case(f"{n}, pages of {page}", d, s, problem(64, 4096, page), small))
+    s = PATHS["wide tiles, long chunks"].replace(tile=16, tiles=4)
+    p = problem(64, 4096, 64, size=64, group=8, key_heads=1)
+    out += [Case("a CTA sums two sequences", d, s, p, p if d is H200 else None) for d in BOTH]
     for d, n, page, s in GROUPS:
         for group, other in ((1, 5), (4, 8), (9, 16)):
             p, small = (problem(64, 4096, page, size=64, group=g) for g in (group, other))
@@ -215,7 +218,7 @@ ROW = Row(
         "machine": [f"{d.arch}: {n}, pages of {1 if d is H200 else 16}"
                     for d in BOTH for n in PATHS if n not in (_LONG, "wide tiles, long chunks")]
         + [f"{d.arch}: {n}, groups of 1 and 5" for d, n, _, _ in GROUPS
-           if "two key heads" not in n],
+           if "two key heads" not in n] + ["sm_90a: a CTA sums two sequences"],
         "emulator": [f"sm_90a: {n}, pages of 1" for n in list(PATHS)[:4]]
         + [f"{d.arch}: one tile, groups of 4 and 8" for d in BOTH]
         + ["sm_100a: gathered rows, values later, groups of 4 and 8",

@@ -38,7 +38,8 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """Of chunks: rings that are not filled, filled, taken more than twice, with tails; alone, and
     the second of a sequence, with nothing or a tail. Of sums: none, as many as a warp and as all
-    load at a time, one more, twice as many and one; one chunk, which leaves nothing to do."""
+    load at a time, one more, twice as many and one; one chunk, which leaves nothing to do; of as
+    many sequences as a CTA has blocks of."""
     k, c = kernel(p, s, device), Combine(p, s, device)
     stride = k.chunk // k.tiles
     filled = k.stages * stride
@@ -49,9 +50,10 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     rows = (pairs - 1) // k.columns * k.group + min(k.group, ((pairs - 1) % k.columns + 1) * 8)
     span = min(c.blocks_per_cta, c.blocks) * 16
     turn = c.loads * (c.warps // c.blocks_per_cta)
+    batch = -(-c.blocks_per_cta // c.blocks_per_sequence)
     for chunks in sorted({0, 1, c.loads, turn, turn + 1, 2 * turn + 1}):
         written = (("output", rows, span), ("lse", rows, 1)) if chunks != 1 else ()
-        held = (("batch_size", 1), *held_of(k.page_size, chunks * k.chunk, "c_").items())
+        held = (("batch_size", batch), *held_of(k.page_size, chunks * k.chunk, "c_").items())
         out.append(Trip(f"{chunks} chunks", held, written, COMBINE))
     return out
 
