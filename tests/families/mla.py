@@ -465,6 +465,16 @@ PREFILL_ROW = Row(
                 "another's rows": ("%g_row_of_2_0, %g_row0", "%g_row_of_2_0, %g_row_of_1_0"),
             },
         ),
+        Planted(
+            "tcgen05", _uneven(), wgmma(), {
+                "sums that are not rescaled": (
+                    re.compile(r"(sub.* %row_max7, .*\s+)ex2\S+ (\S+_0),"), r"\1mov.b32 \2,"
+                ),
+                "a token that is not there": ("%score0_0, 0fFF800000", "%score0_0, 0f00000000"),
+                "other dims": (re.compile(r"(shl.b32 \S+ \S+), 20;"), r"\1, 19;"),
+            },
+            {"lengths": LENGTHS, "queries": QUERIES}, B200,
+        ),
     ),
     sampled=_sampled(True),
     runs=_prefill_runs(),

@@ -7,6 +7,8 @@ anew in tensor memory, and are added to the sums in registers.
 
 from __future__ import annotations
 
+from itertools import product
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
@@ -25,7 +27,7 @@ from ptxflow.compiler.tile.values import Float32, UInt32, emit, where
 
 DIMS = 128  # rows of an MMA with values
 MMA_K = 16
-AT_ONCE = 4  # times eight columns that are added
+AT_ONCE = 4  # times eight columns of 16 dims that are loaded to be added
 CORE = 8 * 16  # bytes of eight tokens by eight heads, in 16 bits: a core matrix, MN-major
 
 
@@ -97,15 +99,16 @@ class Blackwell(Attend, Parts):
 
     # -- between -------------------------------------------------------------------------------
 
-    def _take(self, into: Float32, columns: UOp, lane: UOp) -> None:
+    def _load(self, into: Float32, columns: UOp, lane: UOp) -> None:
         """16 rows of tensor memory to registers."""
-        emit(at.tcgen05_ld(into.slot, columns, lane, shape="16x256b"), at.tcgen05_wait_ld())
+        emit(at.tcgen05_ld(into.slot, columns, lane, shape="16x256b"))
 
     def _score(self, t: UOp) -> None:
         wide = self.own * MMA_COLUMNS
         emit(at.mbar_wait(slot(self.scored), t & 1), at.tcgen05_fence_after())
         mine = slot(self.score_columns, 0, self.group * wide, wide)
-        self._take(self.scores[0], mine, self.quarter)
+        self._load(self.scores[0], mine, self.quarter)
+        emit(at.tcgen05_wait_ld())
 
     def _put_probs(self, n: int, packed: UInt32) -> None:
         """A lane's two heads of a token lie where its number says."""
@@ -120,15 +123,18 @@ class Blackwell(Attend, Parts):
         emit(elect(WARP.eq(0), self._multiply_values(t), following))
         self._rescale()
         emit(at.mbar_wait(slot(self.summed), t & 1), at.tcgen05_fence_after())
-        some = min(self.across, AT_ONCE)
-        for d in range(self.warp_blocks):
-            instance, half = self._place_of(d)
-            for n in range(0, self.across, some):
-                first, added = (d * self.across + n) * QUAD, self.r.float32(some * QUAD)
-                there = slot(self.added_columns, instance, n * MMA_COLUMNS, some * MMA_COLUMNS)
-                self._take(added, there, self.quarter + (half << 20))
-                sums = self.sums[first : first + some * QUAD]
-                sums += added
+        wide, added = min(self.across, AT_ONCE), self.r.float32(AT_ONCE * QUAD)
+        turns = list(product(range(self.warp_blocks), range(0, self.across, wide)))
+        for first in range(0, len(turns), AT_ONCE // wide):
+            some, size = turns[first : first + AT_ONCE // wide], wide * QUAD
+            for i, (d, n) in enumerate(some):
+                instance, half = self._place_of(d)
+                there = slot(self.added_columns, instance, n * MMA_COLUMNS, wide * MMA_COLUMNS)
+                self._load(added[i * size : (i + 1) * size], there, self.quarter + (half << 20))
+            emit(at.tcgen05_wait_ld())
+            for i, (d, n) in enumerate(some):
+                sums = self.sums[(d * self.across + n) * QUAD :][:size]
+                sums += added[i * size : (i + 1) * size]
         emit(at.tcgen05_fence_before())
 
     def _place_of(self, d: int) -> tuple[UOp, UOp]:
