@@ -1,5 +1,6 @@
 """`kill -9` at random moments, and the same command again until it ends: it ends as one does that
-was left alone, and no record is lost or made twice."""
+was left alone, and no record is lost or made twice. `pytest -m slow tests/eval/test_killed.py`
+kills 200 and prints a row of each kind of work."""
 
 from __future__ import annotations
 
@@ -127,9 +128,10 @@ def ended(work: Work, folder: Path, seconds: float | None = None) -> bool:
     ],
 )  # fmt: skip
 def test_what_is_killed_ends_as_what_is_not(
-    name: str, count: int, works: dict[str, Work], tmp_path: Path
-) -> None:
-    work, rng, kills, number = works[name], random.Random(name), 0, 0
+    name: str, count: int, works: dict[str, Work], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    work, rng, kills, number, records = works[name], random.Random(name), 0, 0, 0
     (whole := tmp_path / "whole").mkdir()
     began = time.monotonic()
     assert ended(work, whole)
@@ -146,3 +148,8 @@ def test_what_is_killed_ends_as_what_is_not(
         if work.records:
             found = Counter(r.identity for r in read_records(folder / work.records))
             assert all(n == 1 for of, n in found.items() if of[4] == SCREEN)
+            records += len(found)
+    with capsys.disabled():
+        print(
+            f"\n| {name} | {kills} | {number} | {length:.1f} | {records} | {number} as left alone |"
+        )

@@ -1,7 +1,15 @@
-"""The decoder of examples/: its ways to make a step agree, references standing for kernels."""
+"""The decoder of examples/: its ways to make a step agree, references standing for kernels.
+
+Files for SLURM and Kubernetes: parsed by the tools that they are for, where those are.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import shutil
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -12,6 +20,7 @@ import pytest
 import torch
 
 from ptxflow.env.tasks.definition import load
+from ptxflow.eval.bench import campaign
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -111,3 +120,86 @@ def test_the_libraries_that_it_asks_for_can_be_made(decoder: Any, tmp_path: Path
         assert {*asked[at + 1 :]} <= found.inputs.keys()
         ranges, remark = find_ranges(found, asked[:at])
         assert not remark and max(high for _, high in ranges.free.values()) >= 64
+
+
+# Files for clusters ------------------------------------------------------------------------------
+
+SCRIPT, MANIFEST = (EXAMPLES / "cluster" / n for n in ("slurm.sbatch", "kubernetes.yaml"))
+CONTROLLER = """ClusterName=none
+SlurmctldHost=localhost
+NodeName=localhost
+PartitionName=all Nodes=ALL Default=YES
+GresTypes=gpu
+MessageTimeout=2
+"""
+
+
+def takes(arguments: list[str]) -> None:
+    """Dask's own command line takes these, or our own."""
+    if arguments[0] == "ptxflow":
+        campaign.arguments(arguments[2:])
+        return
+    cli = pytest.importorskip(f"distributed.cli.dask_{arguments[1]}")
+    cli.main.make_context(f"dask {arguments[1]}", arguments[2:])
+
+
+def test_dask_takes_what_the_batch_script_gives_it() -> None:
+    text = SCRIPT.read_text()
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    places = {"ADDRESS": "tls://here:8786", "ADDRESS##*:": "8786", "compilers": "3"}
+    text = re.sub(r"\$\{?([\w#*:]+)\}?", lambda found: places.get(found[1], found[0]), text)
+    lines = re.findall(r"dask (?:scheduler|worker) [^&]*(?= &)", text)
+    assert len(lines) == 3
+    for line in lines:
+        takes(shlex.split(line))
+    takes([*shlex.split(re.findall(r"ptxflow campaign .*", text)[0]), "--cluster", "tls://a:1"])
+
+
+def test_slurm_takes_the_options_of_the_batch_script(tmp_path: Path) -> None:
+    """By sbatch, to its look for a controller; without one on this machine, as far as can be."""
+    text = SCRIPT.read_text()
+    options = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", text, re.M))
+    assert len(options) == text.count("\n#SBATCH ") == 7
+    assert all(int(options[n]) > 0 for n in ("nodes", "gpus-per-node", "cpus-per-task"))
+    if shutil.which("sbatch") is None:
+        pytest.skip("no SLURM")
+    (tmp_path / "slurm.conf").write_text(CONTROLLER)
+    env = os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")}
+    wrong = tmp_path / "wrong.sbatch"
+    wrong.write_text(text.replace("--cpus-per-task", "--cpus-for-task", 1))
+    said = [
+        subprocess.run(
+            ["sbatch", "--test-only", f, "true"], env=env, capture_output=True, text=True
+        )
+        for f in (SCRIPT, wrong)
+    ]
+    assert "Unable to contact slurm controller" in said[0].stderr
+    assert "unrecognized option '--cpus-for-task=64'" in said[1].stderr
+
+
+def test_kubernetes_takes_the_manifest() -> None:
+    yaml = pytest.importorskip("yaml")
+    found = list(yaml.safe_load_all(MANIFEST.read_text()))
+    named = {(m["kind"], m["metadata"]["name"]) for m in found}
+    pods = {}
+    for one in found:
+        if one["kind"] in ("Deployment", "Job"):
+            pod = one["spec"]["template"]
+            pods[one["metadata"]["name"]] = pod["metadata"]["labels"]
+            (container,), volumes = pod["spec"]["containers"], pod["spec"]["volumes"]
+            takes(container["args"])
+            assert {v["name"] for v in volumes} == {m["name"] for m in container["volumeMounts"]}
+            claims = {v["persistentVolumeClaim"]["claimName"] for v in volumes[1:]}
+            maps = {e["configMapRef"]["name"] for e in container["envFrom"]}
+            assert {("PersistentVolumeClaim", n) for n in claims} <= named
+            assert {("ConfigMap", n) for n in maps} <= named
+            selector = one["spec"].get("selector", {"matchLabels": {}})["matchLabels"]
+            assert selector.items() <= pods[one["metadata"]["name"]].items()
+    (service,) = (m for m in found if m["kind"] == "Service")
+    assert service["spec"]["selector"] == pods[service["metadata"]["name"]]
+    assert f"tls://{service['metadata']['name']}:8786" in MANIFEST.read_text()
+    kubernetes = pytest.importorskip("kubernetes_validate")
+    for one in found:
+        kubernetes.validate(one, kubernetes.latest_version(), strict=True)
+    with pytest.raises(kubernetes.ValidationError):
+        kubernetes.validate(found[-1] | {"spek": 1}, kubernetes.latest_version(), strict=True)

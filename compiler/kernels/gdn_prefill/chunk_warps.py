@@ -287,7 +287,7 @@ class ChunkWarps(Shape):
             for half in (0, QUAD):
                 for sums, rows in ((keys, a), (scores, q)):
                     pair = b[half // 2 : half // 2 + 2].slot
-                    emit(mma(sums[half : half + QUAD].slot, [rows.slot], pair, self.operand))
+                    emit(mma(sums[half : half + QUAD].slot, [rows.slot], pair, self.related))
         gap, minus = self._decays(n, i, j)
         keys, scores = keys * gap, scores * (gap * self.scale)
         self._weigh(i, j, keys, scores, minus)

@@ -109,6 +109,15 @@ def packet_lines(f: Fields) -> Any:
     return handed + -(-numbers_bytes(f) // LINE)
 
 
+def relating_bytes(f: Fields, problem: Problem) -> Any:
+    """Of the layout of `packets.Relate`."""
+    handed = blocks(f) * BLOCK_BYTES * parts(f, "operands")
+    handed = handed + np.where(far(f), blocks(f) * BLOCK_BYTES * parts(f, "solve"), 0)
+    solved = solves(f) * square(f)
+    handed = handed + solved * (BLOCK_BYTES * parts(f, "solve") + NEAR_BYTES)
+    return 2 * f.chunk * key_pitch(problem) + GATES * gate_bytes(f) + handed
+
+
 def smem_bytes(f: Fields, problem: Problem) -> Any:
     """Of the layout in `kernel.Shape`, or of `packets.Carry`, the larger of two kernels'."""
     if_two = f.stages * (

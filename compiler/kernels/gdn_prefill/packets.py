@@ -96,7 +96,7 @@ class Relate(ChunkWarps):
     def _chunk(self, n: UOp) -> None:
         emit(self.ask(n), at.copies_commit())
         self._begin(n)
-        self._arrived(n, 0)
+        emit(at.copies_wait(pending=0))
         self._relate(n)
         emit(self._meet())
         found = blocks(self)

@@ -69,6 +69,8 @@ class Shape:
         self.solve_parts = int(decisions.parts(f, "solve"))
         self.dtype = PTX_TYPE[problem.dtype]
         self.operand = "f16" if s.operands == decisions.HALF else self.dtype
+        # what queries and keys are multiplied as with each other: as they come, without states
+        self.related = self.operand if self.carries else self.dtype
         self.key_pitch = decisions.key_pitch(problem)
         self.value_pitch = int(decisions.value_pitch(f))
         self.gate_bytes = int(decisions.gate_bytes(f))

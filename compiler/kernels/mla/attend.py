@@ -95,7 +95,9 @@ class Attend(Multiplier):
         body = [*([at.grid_launch_dependents()] if early else []), gather, multiply]
         storage = (*self.storage, *self.work.storage, *self.asking.storage)
         name, arch, warps = self.problem.family, self.device.arch, self.warps + self.helpers
-        return finish(KernelInfo(name, arch, warps, 1, self.params, storage), *body)
+        # in the end warps meet when each has loaded its last sums: tensor memory may go
+        info = KernelInfo(name, arch, warps, 1, self.params, storage)
+        return finish(info, *body, drained=True)
 
     # -- gathering -----------------------------------------------------------------------------
 

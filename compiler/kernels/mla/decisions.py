@@ -5,6 +5,8 @@ O^T = V^T P^T; of more than 64 heads each of several CTAs takes some. `warps` wa
 tokens of a tile and on the columns for the scores, and on the dims of the latent for the sums. In
 decoding sequences are cut into chunks, and a second kernel adds up what the chunks of a sequence
 come to; in a prefill it does so for tokens in parts. A prefill by wgmma: see `hopper_decisions`.
+
+On sm_100a tcgen05 takes wgmma's place in a prefill, and in decoding that of mma.sync: `by_tcgen05`.
 """
 
 from __future__ import annotations
@@ -94,6 +96,12 @@ def by_tcgen05(f: Fields, problem: Problem, device: Device) -> Any:
     shared = (f.tile == hopper.ROWS) & (f.scores == COLUMNS) & (f.operand == SHARED)
     wide = np.isin(columns(f, problem), hopper.rows_of_queries(device))
     return shared & wide & (f.stages < 3) & (f.get("core", WGMMA) == WGMMA)
+
+
+def tmem_columns(f: Fields, problem: Problem) -> Any:
+    """Of tensor memory, a power of two: scores of a tile, and what it adds to the sums."""
+    count = columns(f, problem) * (1 + problem["head_dim_ckv"] // 128)
+    return 2 ** np.ceil(np.log2(np.maximum(count, 32))).astype(int)
 
 
 def partial_bytes(f: Fields, problem: Problem) -> Any:
@@ -196,14 +204,16 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     alike = -(-registers(f, problem, device) // 8) * 8
     held = np.where(f.warps == SPLIT, device.registers_per_sm // threads(f) // 8 * 8, alike)
     smem = smem_bytes(f, problem, device)
+    tmem = np.where(by_tcgen05(f, problem, device), tmem_columns(f, problem), 0)
     resident = device.resident_blocks(smem, held, threads(f))
-    return Resources(smem, held, threads(f), 0 * f.warps, resident)
+    room = np.where(tmem, device.tmem_columns // np.maximum(tmem, 1), resident)
+    return Resources(smem, held, threads(f), tmem, np.minimum(resident, room))
 
 
 def prefill_resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """The same of a prefill by either instruction."""
     by_wgmma, others = hopper.resources(f, problem, device), resources(f, problem, device)
-    return either(f.core == WGMMA, by_wgmma, others)
+    return others if device.has_tmem else either(f.core == WGMMA, by_wgmma, others)
 
 
 def tiling_rules(first: str) -> tuple[Rule, ...]:

@@ -1,7 +1,8 @@
 """What a prefill by wgmma takes of an SM, and the rules of its decisions.
 
 A CTA has 64 rows: the heads of a few queries. Two warpgroups multiply, each with one half of the
-latent's dims as columns of its sums; four warps copy tokens into the ring.
+latent's dims as columns of its sums; four warps copy tokens into the ring. On sm_100a the same
+choice is tcgen05, of 64 rows of heads or fewer, in tiles of 64 tokens.
 """
 
 from __future__ import annotations
