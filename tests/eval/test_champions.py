@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def test_a_session_begins_at_champions_and_leaves_its_own(
     monkeypatch.setattr(OnGpu, "alike", lambda *_: False)
     base = tmp_path / "k.sqlite"
 
-    def played(m: int, name: str, *more: str) -> tuple[dict[str, object], list[Champion]]:
+    def played(m: int, name: str, *more: str) -> tuple[dict[str, Any], list[Champion]]:
         state = tmp_path / name
         common = ["--definition", "gemm_n256_k7168", "--axes", f"M={m}", "--profiler", "no"]
         assert session.main([*common, "--budget", "8", "--state", str(state), *more]) == 0
@@ -146,7 +147,7 @@ def test_a_session_begins_at_champions_and_leaves_its_own(
     (learnt,) = Knowledge(base).champions()
     assert learnt.axes == {"M": 64} and learnt.us == pytest.approx(
         ended["champion"]["us"], abs=1e-3
-    )  # type: ignore[index]
+    )
     _, next_known = played(64, "next", "--knowledge", str(base))
     assert learnt in next_known
     assert next_known[0].axes == {"M": 64}
