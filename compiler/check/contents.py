@@ -6,7 +6,7 @@ from ptxflow.compiler.atoms.table import Access, atom
 from ptxflow.compiler.check import messages
 from ptxflow.compiler.check.program import Agent
 from ptxflow.compiler.check.run import Run
-from ptxflow.compiler.check.state import History, Region, inside, minus, overlap, uncovered
+from ptxflow.compiler.check.state import History, Region, minus, overlap, uncovered
 from ptxflow.compiler.ir import Op, UOp
 
 
@@ -88,9 +88,7 @@ class Contents(Run):
     def _check_read(
         self, agent: Agent, node: UOp, access: Access, history: History, region: Region
     ) -> None:
-        if not any(inside(region, w) for w in history.written) and uncovered(
-            region, history.written
-        ):
+        if not history.holds(region) and uncovered(region, history.written):
             agent.refuse(
                 messages.unwritten(self, node, access, history),
                 "wait for the data before reading it, on a barrier that expects all its bytes",

@@ -199,10 +199,18 @@ class History:
                 self.past.append(p)
             elif mine and (p.mode != new.mode or p.agent != new.agent or p.proxy != new.proxy):
                 self.past.append(p)  # what these do not know, later ones must know still
-        if not mine and not any(inside(new.region, w) for w in self.written):
+        if not mine and not self.holds(new.region):
             self.written = [w for w in self.written if not inside(w, new.region)]
             self.written.append(new.region)
         self.past.append(new)
+
+    def holds(self, region: Region) -> bool:
+        """All of it was written at once."""
+        low, high, left, right = region
+        for a, b, c, d in self.written:
+            if a <= low and high <= b and c <= left and right <= d:
+                return True
+        return False
 
     def forget(self, region: Region) -> None:
         """What was there has been read for the last time: a later read needs a new write."""
@@ -234,8 +242,10 @@ class History:
     def read(self, region: Region) -> None:
         """Note that somebody reads a region: what is left of what was put there stays unread."""
         kept: list[Unread] = []
+        low, high, left, right = region
         for u in self.unread:
-            if overlap(u.region, region):
+            a, b, c, d = u.region
+            if a < high and low < b and c < right and left < d:
                 kept += [u._replace(region=rest) for rest in minus(u.region, region)]
             else:
                 kept.append(u)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, auto
+from functools import cached_property
 from typing import Any, ClassVar
 
 
@@ -59,7 +60,11 @@ class Use:
     attrs: tuple[tuple[str, Any], ...] = ()
 
     def attr(self, name: str, default: Any = None) -> Any:
-        return dict(self.attrs).get(name, default)
+        return self._named.get(name, default)
+
+    @cached_property
+    def _named(self) -> dict[str, Any]:
+        return dict(self.attrs)
 
 
 class UOp:
