@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from ptxflow.eval.study.arguments import arguments
 
@@ -14,9 +15,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments(argv)
     os.environ["OMP_NUM_THREADS"] = "1"  # here and in processes: sums do not depend on the machine
     from ptxflow.eval.study.evaluation import command
-    from ptxflow.eval.tune.method import tuners
+    from ptxflow.eval.tune.method import spoken, tuners
 
-    return command(args, tuners)
+    model = partial(spoken, args.transcript) if args.transcript else None
+    return command(args, tuners, model)
 
 
 if __name__ == "__main__":

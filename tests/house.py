@@ -24,7 +24,8 @@ ROOMS = (
     "eval/agents", "eval",
 )  # fmt: skip
 #: made whole by a command
-GENERATED = tuple(f"eval/results/{page}.md" for page in ("instructions", "foreign", "harness-h200"))
+WHOLE = "b200", "foreign", "harness-h200", "instructions"
+GENERATED = tuple(f"eval/results/{page}.md" for page in WHOLE)
 LONGEST = 500
 
 Graph = Mapping[str, frozenset[str]]

@@ -95,27 +95,32 @@ instruction(
 
 def _lines_text(use: UOp, text: dict[str, str]) -> str:
     """Addresses of a block's line are those of the first block's, plus constants."""
-    lines = [
+    ahead, every = use.arg.attr("prefetch"), text["inside"] == "1"
+    hint, size = (f".L2::{ahead}B" if ahead else ""), "16" if every else "16, %rb"
+    lines = [] if every else [f"selp.u32 %rb, 16, 0, {text['inside']};"]
+    lines += [
         f"mad.wide.u32 %rda, {text['column']}, 1, {text['base']};",
         f"mad.wide.u32 %rda, {text['index']}, {use.arg.attr('pitch')}, %rda;",
         f"add.u32 %ra, {text['dst_reg']}, {text['offset']};",
     ]
-    size = 8 * LINE  # of a block: eight lines
-    for i in range(use.src[0].arg // size):
+    block = 8 * LINE  # bytes: eight lines
+    for i in range(use.src[0].arg // block):
         source = f"%rda+{use.arg.attr('first') + i * LINE}"
-        lines.append(f"cp.async.cg.shared.global [%ra+{i * size}], [{source}], 16;")
+        lines.append(f"cp.async.cg.shared.global{hint} [%ra+{i * block}], [{source}], {size};")
     return "\n".join(lines)
 
 
 instruction(
-    "copy_lines(dst: smem w generic copies, offset: value, base: pointer, index column: value, "
-    "tile: global r read-only) warp",
+    "copy_lines(dst: smem w generic copies, offset: value, base: pointer, index column inside: "
+    "value, tile: global r read-only) warp",
     _lines_text,
     "9.7.9.25 cp.async: a line of 128 bytes of every block of 1 KiB, from consecutive bytes of "
     "a row, `first` and up; each lane names the row, the byte and the place in the first block "
-    "of its 16 bytes; rows are `pitch` bytes apart",
+    "of its 16 bytes; zeros where not `inside`; rows are `pitch` bytes apart",
     sass=("cp.async",),
+    defaults=(("prefetch", 0),),
     rules=(
+        PREFETCHED,
         Rule(
             "rows begin at multiples of 16 bytes",
             lambda u: u.arg.attr("pitch") % CHUNK == u.arg.attr("first") % CHUNK == 0,

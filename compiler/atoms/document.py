@@ -24,6 +24,13 @@ ATTRIBUTES: dict[str, tuple[object, ...]] = {
 }
 COLUMNS = ("atom", "operands", "scope", "lanes", "accesses", "sync", "machine code", "PTX ISA")
 MEASURED = Path(__file__).parent / "measured"
+#: rows of sm_90a that micro-benchmarks leave out, for a time would say nothing
+UNTIMED = {
+    "mbar_init": "a barrier is initialised once, before anything waits for it",
+    "set_max_registers": "it waits until other warps have given registers back",
+    "refine": "a loop, whose turns the number of candidates decides",
+    "settle": "a loop, whose turns the number of candidates decides",
+}
 #: when what an access does is complete, by its `done`
 COMPLETE = {
     "now": "at once", "mbar": "when the phase of its mbarrier completes",
@@ -63,6 +70,8 @@ steps that wait for each other, with the 5th and 95th percentile over SMs where 
 are steps a cycle of an SM, of a warp or a warpgroup each, at the most warps that were tried. A step
 of several rows, or of several machine instructions (SASS), is timed as a whole. Nothing is measured
 on sm_100a.
+
+Not timed: {untimed}.
 """
 
 
@@ -72,7 +81,8 @@ def page() -> str:
     for archs in dict.fromkeys(row.archs for row in all_atoms()):
         rows = [row for row in all_atoms() if row.archs == archs]
         parts.append(f"## {' and '.join(archs)}\n\n{_table(rows)}")
-    parts.append(TIMED + "\n" + _timings())
+    untimed = "; ".join(f"`{name}`: {why}" for name, why in UNTIMED.items())
+    parts.append(TIMED.format(untimed=untimed) + "\n" + _timings())
     ruled = [(row.name, rule.sentence) for row in all_atoms() for rule in row.rules]
     parts.append(RULES + "\n" + "\n".join(f"- `{name}`: {text}" for name, text in ruled) + "\n")
     return "\n".join(parts)

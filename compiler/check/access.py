@@ -86,7 +86,7 @@ class Accesses(Contents):
         return [(history, (offset, offset + operand.arg, *part)) for part in across]
 
     def _lanes(self, agent: Agent, row: Atom, cta: int) -> tuple[int, int]:
-        """Lanes of TMEM that are touched: a load's quarter, or all."""
+        """Lanes of TMEM that are touched: a load's quarter, or all; 16 rows are half of one."""
         memory = self.tmem[cta]
         if memory.state != "allocated":
             agent.refuse(
@@ -104,12 +104,14 @@ class Accesses(Contents):
         if not any(n == "lane" for n, _ in row.operands):
             return 0, 128
         first = self.program.value(row.operand(agent.node, "lane"))(agent.env) >> 16
-        if first != 32 * (agent.warp % 4):
+        quarter = 32 * (agent.warp % 4)
+        upper = quarter + 16 * agent.node.arg.attr("shape", "").startswith("16x")
+        if first not in (quarter, upper):
             agent.refuse(
                 f"lanes {first}.. are out of reach of warp {agent.warp}",
                 "a warp reaches lanes 32*(warp % 4) and up",
             )
-        return first, first + 32
+        return quarter, quarter + 32
 
     def _bytes(
         self, agent: Agent, node: UOp, row: Atom, operand: UOp

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.atoms import Atom, all_atoms
-from ptxflow.compiler.atoms.document import conditions, techniques, timings
+from ptxflow.compiler.atoms.document import UNTIMED, conditions, techniques, timings
 from ptxflow.eval.agents.desk import Desk, Json
 
 MOST_LINES = 400
@@ -103,7 +103,7 @@ def instruction_row(row: Atom) -> Json:
         "accesses": [asdict(a) for a in row.accesses], "effect": row.effect,
         "only_orders_others": row.orders, "rules": [r.sentence for r in row.rules],
         "sass": [*techniques(row)], "isa": row.isa, **conditions(row),
-        "measured": timings(row) or "not measured",
+        "measured": timings(row) or UNTIMED.get(row.name, "not measured"),
     }  # fmt: skip
 
 

@@ -10,13 +10,13 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.family import Choice, Fields
+from ptxflow.compiler.family import Choice, Fields, Problem, Strategy
 from ptxflow.env.relation import RelationSpace, relate
 from ptxflow.env.tasks import definition as definitions_
 from ptxflow.env.tasks.arguments import find_family
@@ -34,6 +34,9 @@ from ptxflow.eval.agents.desk import (
 )
 from ptxflow.eval.agents.texts import check_ptx, instruction, launch_template, read_text
 from ptxflow.eval.bench.roofline import Floors
+
+if TYPE_CHECKING:
+    from ptxflow.eval.verify.glue import Glue
 
 MOST_DRAWN = 32
 
@@ -293,24 +296,66 @@ def epilogue(
     silu, relu, abs, tanh, gelu_tanh, max, min. `choices` are a GEMM's (`sample`). The kernel goes
     through every stage of `lower`, and its values are compared with those of torch in float64.
     """
-    from ptxflow.compiler.backend.ptxas import PtxasError
     from ptxflow.compiler.kernels.gemm_epilogue.written import Epilogue
     from ptxflow.eval.verify import glue
 
-    work = Workload.of(desk, definition, axes, device)
-    if work.family.name != "gemm":
-        raise BadInput(f"{work.definition.name} is of {work.family.name}, not of gemm")
+    def parsed(p: Problem, s: Strategy) -> Glued:
+        text = Epilogue.parse(expression)
+        return glue.written(text), *glue.given(p, s, text), {"reads": [*text.reads]}
+
+    return _glued(desk, Workload.of(desk, definition, axes, device), "gemm", choices, parsed)
+
+
+def mask(
+    desk: Desk,
+    definition: Annotated[str, "of causal attention of packed queries (gqa_ragged, gqa_paged)"],
+    condition: Annotated[str, "as 'q - k < 256 or k < 4'"],
+    choices: Choices,
+    axes: Axes = None,
+    device: DeviceName = "b200",
+) -> Json:
+    """Compile an attention prefill with a mask of your own beside causality, written as a condition
+    of whole numbers: no PTX, no GPU.
+
+    `q` and `k` are the places of query and key among the tokens of their sequence, `keys` how many
+    these are, `queries` how many of them ask. There are numbers, + - *, // and % by a number above
+    0 (they round down), comparisons, and, or, not. A window: 'q - k < 256'; documents of 512
+    tokens: 'q // 512 == k // 512'. `choices` are the family's (`sample`). The kernel goes through
+    every stage of `lower`, and its values are compared with those in float64, where the mask hides
+    some keys and not others. Tiles of keys that it hides are not skipped.
+    """
+    from ptxflow.compiler.kernels.gqa_prefill.mask import Mask
+    from ptxflow.eval.verify import glue
+
+    def parsed(p: Problem, s: Strategy) -> Glued:
+        return glue.masked(Mask.parse(condition)), p, s, {}
+
+    return _glued(desk, Workload.of(desk, definition, axes, device), "gqa_prefill", choices, parsed)
+
+
+#: a kernel with a part that was written, what it is built for, and what is said of it
+Glued = tuple["Glue", Problem, Strategy, Json]
+
+
+def _glued(
+    desk: Desk, work: Workload, family: str, choices: Choices,
+    parsed: Callable[[Problem, Strategy], Glued],
+) -> Json:  # fmt: skip
+    """A part that was written, refused or compiled and emulated."""
+    from ptxflow.compiler.backend.ptxas import PtxasError
+
+    if work.family.name != family:
+        raise BadInput(f"{work.definition.name} is of {work.family.name}, not of {family}")
     found: Json = {"workload": str(work)}
     try:
-        parsed = Epilogue.parse(expression)
-        given = glue.given(work.problem, work.strategy(choices), parsed)
+        glue, p, s, more = parsed(work.problem, work.strategy(choices))
         desk.say("compiling")
-        kernel = glue.compiled(parsed, *given, work.device)
+        kernel = glue.compiled(p, s, work.device)
         desk.say("emulating")
-        wrong = glue.emulated(parsed, *given, work.device)
+        wrong = glue.emulated(p, s, work.device)
     except (CompileError, PtxasError) as error:
         return found | {"right": False, "stage": type(error).__name__, "why": str(error)}
-    found |= {"reads": [*parsed.reads], "right": not wrong, "usage": asdict(kernel.usage)}
+    found |= more | {"right": not wrong, "usage": asdict(kernel.usage)}
     texts = {"kernel.ptx": kernel.ptx, "launch.json": json.dumps(kernel.launch.to_json(), indent=1)}
     return found | ({"stage": "emulator", "why": wrong} if wrong else {}) | {"texts": texts}
 
@@ -389,7 +434,7 @@ Tool = Callable[..., Json]
 TOOLS: dict[str, Tool] = {
     tool.__name__: tool
     for tool in (
-        definitions, definition, roofline, space, sample, check_strategy, lower, epilogue,
+        definitions, definition, roofline, space, sample, check_strategy, lower, epilogue, mask,
         measure, knowledge, launch_template, check_ptx, instruction, read_text,
     )
 }  # fmt: skip

@@ -35,7 +35,7 @@ from ptxflow.eval.bench.probes import ARCH, CHAINS, PASSES, Probe
 
 Array = npt.NDArray[Any]
 REPEATS = 7
-PATIENCE = 20.0  # seconds for one probe
+PATIENCE = 10.0  # seconds for one probe
 FLUSH = 256 << 20  # bytes that are set to empty L2
 INSTRUCTION = 16  # bytes of machine code
 REMOVED = "ptxas leaves no instruction of it"
@@ -124,10 +124,9 @@ class Bench:
             PointerParam("out"), PointerParam("data"), ScalarParam("zero", "0")
         ]  # fmt: skip
         if probe.map:
-            columns, rows = probe.map
-            params.append(TensorMapParam(
-                "data", "bfloat16", (str(columns), str(rows)), (str(2 * columns),), probe.map, 128
-            ))  # fmt: skip
+            strides = 2 * np.cumprod(probe.map[:-1])
+            params.append(TensorMapParam("data", "bfloat16", tuple(map(str, probe.map)),
+                                         tuple(map(str, strides)), probe.map, 128))  # fmt: skip
         launch = Launch(
             probes.ENTRY, (str(ctas), "1", "1"), 32 * warps, (probe.cluster, 1, 1), probes.SMEM,
             tuple(params),

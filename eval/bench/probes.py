@@ -25,6 +25,7 @@ PASSES = 6  # in a launch; the first brings the instructions near
 CHAINS = 8  # steps of a group of throughput
 AREA = 64 << 10  # bytes of shared memory, zeros; mbarriers lie behind, four for each warp
 SMEM = AREA + 32 * 32
+HOME = 512  # bytes that a warp has to itself, in each eighth of the area
 FAR = AREA // CHAINS
 ENTRY = "probe"
 WARPS = (4, 8, 16)
@@ -42,17 +43,18 @@ _COUNTS = (1, 2, 4, 8)  # registers of an operand
 #: what attributes of a row are where a probe does not say, and texts of operands that are values
 ATTRS = {
     "dtype": "bf16", "lanes": 1, "factor": ONE, "summand": 0, "scale": ONE, "value": 0, "bits": 8,
-    "quantity": "count", "element": 4, "direction": "inc", "registers": 24, "order": (0,),
+    "element": 4, "order": (0,), "apart": 1,
 }  # fmt: skip
 VALUES = {"inside": "%yes", "lane": "%lane", "accumulate": "1", "rank": "%peer", "greater": "%yes"}
 LONGEST = 24  # lines of PTX of a step
 #: rows that ptxas would fold with themselves: an addition stands between them
-PAIRED = ("unpack", "reciprocal_f32", "minus_abs_f32", "largest", "movmatrix")
+PAIRED = ("unpack", "reciprocal_f32", "minus_abs_f32", "largest", "movmatrix", "sum_u32")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A use of a row. Operands: `x*4` are registers of the chain, `y*2` others; else PTX text.
+    """A use of a row. Operands: `x*4` are registers of the chain, `x4*1` the one behind these,
+    `y*2` others; else PTX text, `:` and the bytes of the slot where a row's text needs them.
 
     In texts {far} is an offset of the step's own in shared memory, behind that of the lane.
     """
@@ -79,12 +81,12 @@ class Step:
         row, node = atom(self.row), self.use()
         shown = _Texts(uid=label)
         for (name, _), operand in zip(row.operands, self.operands, strict=True):
-            first = i * width if operand[0] == "x" else 0
             kind, _, many = operand.partition("*")
+            first = int(kind[1:] or 0) + i * width * (kind[0] == "x") if many else 0
             shown[name] = (
-                ", ".join(f"%{kind}{first + r}" for r in range(int(many)))
+                ", ".join(f"%{kind[0]}{first + r}" for r in range(int(many)))
                 if many
-                else operand.format(far=i * FAR)
+                else operand.partition(":")[0].format(far=i * FAR, x=f"%x{i * width}")
             )
         if callable(row.ptx):
             return row.ptx(node, shown)
@@ -102,14 +104,16 @@ class _Texts(dict[str, str]):
 
 @dataclass(frozen=True)
 class Probe:
-    """What is timed. `before` and `after` stand around a group.
+    """What is timed. `before` and `after` stand around a group; in texts {x} is the chain's first
+    register.
 
-    `one`: a lane of each warp runs it. `map`: the box of a tensor map, [columns, rows] of 16 bits.
+    `one`: a lane of each warp runs it. `map`: the box of a tensor map, [columns, rows, ...] of 16
+    bits, which is all of its tensor.
     `latency` is whether steps depend on each other, `cold` whether L2 is emptied before a launch.
     """
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[Step | str, ...]
     width: int = 4  # registers of a chain
     before: tuple[Step | str, ...] = ()
     after: tuple[Step | str, ...] = ()
@@ -122,7 +126,7 @@ class Probe:
     one: bool = False
     cluster: int = 1
     cold: bool = False
-    map: tuple[int, int] | None = None
+    map: tuple[int, ...] = ()
     registers: int = 0  # of the chain, where it is one for all steps
 
     @property
@@ -144,7 +148,7 @@ def kernel(probe: Probe, count: int, chains: int) -> str:
     def parts(given: tuple[Step | str, ...], i: int) -> Iterator[str]:
         for p in given:
             if isinstance(p, str):
-                yield p.format(of=chains)
+                yield p.format(of=chains, far=i * FAR, x=f"%x{i * probe.width}")
             else:
                 yield p.text(i, probe.width, str(next(labels)))
 
@@ -167,7 +171,7 @@ def kernel(probe: Probe, count: int, chains: int) -> str:
         f".maxntid {probe.threads}, 1, 1", ".minnctapersm 1", "{",
         f".reg .b32 %x<{len(xs)}>, %y<16>;",
         ".reg .b32 %ra, %rb, %warp, %lane, %smem, %slab, %zero, %all, %pass, %peer, %bar, %turn;",
-        ".reg .b32 %cta, %begun, %both;",
+        ".reg .b32 %cta, %begun, %both, %bins, %home<4>;",
         ".reg .b64 %rda, %data, %out, %map, %da, %db, %before, %after;",
         ".reg .pred %pw, %pe, %yes, %skip;", ".reg .b16 %rh;",
         "mov.u32 %lane, %laneid;", "mov.u32 %ra, %tid.x;", "shr.u32 %warp, %ra, 5;",
@@ -186,11 +190,14 @@ def kernel(probe: Probe, count: int, chains: int) -> str:
         "CLEAR:", "add.u32 %begun, %pass, %ra;", "st.shared.b32 [%begun], 0;",
         "add.u32 %pass, %pass, %rb;", f"setp.lt.u32 %pw, %pass, {AREA};", "@%pw bra CLEAR;",
         f"mad.lo.u32 %bar, %warp, 32, {AREA};", "add.u32 %bar, %bar, %smem;",
-        "add.u32 %both, %bar, 16;",
+        "add.u32 %both, %bar, 16;", f"add.u32 %bins, %smem, {FAR // 2};",  # behind 8 warps' homes
+        f"mad.lo.u32 %home0, %warp, {HOME}, %smem;",
+        *(f"add.u32 %home{i}, %home0, {i * FAR};" for i in (1, 2, 3)),
         "setp.ne.u32 %skip, %lane, 0;",
         "@!%skip mbarrier.init.shared::cta.b64 [%bar], 1;",
         "@!%skip mbarrier.init.shared::cta.b64 [%bar+8], 1048575;",
         "@!%skip mbarrier.init.shared::cta.b64 [%both], 2;",
+        "@!%skip mbarrier.init.shared::cta.b64 [%both+8], 32;",
         "fence.mbarrier_init.release.cluster;", "fence.proxy.async.shared::cta;",
         *(MATRICES if probe.matrices else ()), "mov.u32 %pass, 0;",
         "AGAIN:", '.pragma "nounroll";',
@@ -220,7 +227,7 @@ def _node(kind: str, text: str) -> UOp:
     if kind == "mbar":
         return slot(mbar("bar", 1, 1))
     if kind in ("smem", "desc"):
-        return slot(smem("area", AREA))
+        return slot(smem("area", AREA), 0, 0, int(text.partition(":")[2] or AREA))
     if kind == "map":
         return UOp(Op.PARAM, (), "map")
     return UOp(Op.PARAM, (), "data") if text == "%data" else UOp(Op.CONST, (), (1, ""))

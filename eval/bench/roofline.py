@@ -54,6 +54,17 @@ class Floors:
         """The attainable time over this one: 1 is perfect."""
         return self.attainable / us
 
+    def score(self, us: float, base: float, launch: bool = True) -> float:
+        """SOL-ExecBench's score of a kernel beside a baseline, both in microseconds: 1/2 is as fast
+        as the baseline, 1 the roofline, with a launch or without.
+
+        1 / (1 + (t - t_SOL) / (t_base - t_SOL)), in which a time below t_SOL counts as t_SOL: a
+        kernel there scores 1, another beside a baseline there 0.
+        """
+        floor = self.attainable if launch else max(self.compute, self.memory)
+        over, room = max(us - floor, 0.0), max(base - floor, 0.0)
+        return room / (room + over) if over else 1.0
+
     def gaps(self, us: float) -> str:
         """The gaps to the floors, for a report."""
         parts = (("compute", self.compute), ("memory", self.memory), ("launch", self.launch))

@@ -64,6 +64,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME,...",
         help="only these methods, or those with a word that begins like this",
     )
+    add("--transcript", type=Path, metavar="FILE.jsonl",
+        help="a language model plays, too, by the answers in this file; others are asked of "
+        "OPENAI_BASE_URL, where it is set, and kept there")  # fmt: skip
     add(
         "--workloads",
         metavar="TEXT,...",
@@ -91,6 +94,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         value = getattr(args, name)
         if value is not None and value < least:
             parser.error(f"--{name} must be at least {least}, not {value}")
+    if args.live and args.transcript:
+        parser.error("--transcript is not of --live: see ptxflow tune --proposer model")
     if not args.live and (args.definition or args.axes or args.records):
         parser.error("--definition, --axes and --records are of --live")
     return args

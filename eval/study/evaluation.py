@@ -43,7 +43,7 @@ from ptxflow.eval.study.report import TRAINING, render
 from ptxflow.eval.study.results import Distribution, assemble
 from ptxflow.eval.study.runs import SEARCHES, evaluate
 from ptxflow.eval.study.search.plain import Drawn, Ranked
-from ptxflow.eval.study.search.play import Foul, Method
+from ptxflow.eval.study.search.play import Costly, Foul, Method
 from ptxflow.eval.study.search.process import Process
 from ptxflow.eval.study.search.replay import LEAST, Replay, outdated, read_replays
 from ptxflow.eval.study.tables import tables
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 Beside = Callable[[Replay, Array], Sequence[Method]]
+Blind = Callable[[Replay], Method]
 ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS, CHECKPOINTS = ROOT / "eval" / "measurements", ROOT / "checkpoints"
 
@@ -274,7 +275,9 @@ def named(
     return [m for m in held if m.name in names]
 
 
-def play_all(args: argparse.Namespace, beside: Beside | None = None) -> dict[str, Any]:
+def play_all(
+    args: argparse.Namespace, beside: Beside | None = None, model: Blind | None = None
+) -> dict[str, Any]:
     """The results of everything that can be replayed: JSON data."""
     parts = chosen_parts(args.parts)
     files = sorted(args.measurements or MEASUREMENTS.glob("h200-*.jsonl.xz"))
@@ -291,12 +294,20 @@ def play_all(args: argparse.Namespace, beside: Beside | None = None) -> dict[str
         r.name: [
             *players(distributions[r.name], r.space, scores, args.methods),
             *named(beside, r, distributions[r.name], args.methods),
+            *([model(r)] if model else ()),
         ]
         for r, scores in zip(replays, fitted, strict=True)
     }
     runs = evaluate(replays, methods, args.seeds, args.budget, args.jobs)
     own = {r.name: b.logs for r in replays for b in distributions[r.name] if b.name == "policy"}
     more: dict[str, Any] = {"sharpness": sharpness(replays, own, args.seeds)}
+    if costly := {(m.name, r.name): (m, r)
+                  for r in replays for m in methods[r.name] if isinstance(m, Costly)}:  # fmt: skip
+        more["costs"] = [
+            {"method": method.name, "workload": replay.name, **method.cost(replay, run.asked[0])}
+            for run in runs if (run.method, run.workload) in costly
+            for method, replay in [costly[run.method, run.workload]]
+        ]  # fmt: skip
     if "devices" in parts:
         more["by_model"] = other_devices(replays, policies, args.seeds)
     if "tuning" in parts:
@@ -434,22 +445,24 @@ def report(results: dict[str, Any], args: argparse.Namespace) -> None:
     print(f"written: {args.out / RESULTS}, {args.out / PAGE}, {plots[0].parent}/*.png")
 
 
-def run(args: argparse.Namespace, beside: Beside | None) -> int:
+def run(args: argparse.Namespace, beside: Beside | None, model: Blind | None) -> int:
     if args.results:
         results = json.loads(args.results.read_text(encoding="utf-8"))
     else:
         torch.set_num_threads(1)  # products of a policy are so small that threads cost more
-        results = play_live(args) if args.live else play_all(args, beside)
+        results = play_live(args) if args.live else play_all(args, beside, model)
         write_whole(args.out / RESULTS, json.dumps(results) + "\n")
     report(results, args)
     return 0
 
 
-def command(args: argparse.Namespace, beside: Beside | None = None) -> int:
+def command(
+    args: argparse.Namespace, beside: Beside | None = None, model: Blind | None = None
+) -> int:
     """Run it; its exit code. `beside` makes further methods of a sub-space and a policy's
-    log-probabilities [n] there, for `--methods` to name."""
+    log-probabilities [n] there, for `--methods` to name; `model` one that is played."""
     try:
-        return run(args, beside)
+        return run(args, beside, model)
     except Foul as foul:
         print(f"evaluate: {foul}", file=sys.stderr)
         return 1

@@ -17,9 +17,21 @@ import numpy as np
 
 from ptxflow.compiler.device import DEVICES
 from ptxflow.eval.study import style
-from ptxflow.eval.study.curves import BEST, bico, gap, modes, profile, tuning, workloads
+from ptxflow.eval.study.curves import (
+    BEST,
+    HIDDEN,
+    bico,
+    compared,
+    gap,
+    groups_shown,
+    modes,
+    profile,
+    tuning,
+    workloads,
+)
 from ptxflow.eval.study.kernels import GRID
 from ptxflow.eval.study.style import brief, counted, share
+from ptxflow.eval.study.tables import FEW
 from ptxflow.eval.study.transfer import KNOWN
 
 if TYPE_CHECKING:
@@ -219,6 +231,35 @@ def roofline(results: Results) -> Figure | None:
     return figure
 
 
+def speed(results: Results) -> Figure | None:
+    """TFLOP/s of the best of FEW by method, mean over workloads: a row a method, a panel for what
+    was trained and one for what was not; lines are a standard deviation over seeds."""
+    groups = {g: results["groups"][g] for g in groups_shown(results)}
+    first = next(iter(groups.values()))["methods"]
+    order = sorted((m for m in first if m not in HIDDEN), key=lambda m: -first[m]["tflops"][0])
+    figure, grid = style.figure(1.5 + 0.24 * len(order), len(groups), sharey=True)
+    for axes, (name, group) in zip(grid[0], groups.items(), strict=True):
+        for row, method in enumerate(order):
+            mean, spread = group["methods"].get(method, {}).get("tflops", (np.nan, np.nan))
+            look = style.method_look(method)
+            axes.errorbar(
+                mean, row, xerr=spread, linestyle="none", color=look["color"], capsize=3,
+                marker=look["marker"] or "|", markersize=8 if method == "policy" else 6,
+            )  # fmt: skip
+        axes.axvline(group["tflops"], color="0.4", linewidth=1, linestyle="--", zorder=1)
+        axes.set_title(f"{name}: {counted(len(group['workloads']), 'workload')}", fontsize="medium")
+        axes.set_xlabel("TFLOP/s (mean over workloads)")
+        axes.grid(axis="y", visible=False)
+        axes.locator_params(axis="x", nbins=6)
+    grid[0][0].set_yticks(range(len(order)), order)
+    grid[0][0].set_ylim(len(order) - 0.4, -0.6)
+    means = compared(results, lambda m: f"{m['tflops'][0]:.0f}")
+    best = next(iter(groups.values()))["tflops"]
+    style.titled(figure, f"TFLOP/s of the best of {FEW}, {next(iter(groups))}: {means}; dashed: "
+                         f"the fastest of all, {best:.0f}")  # fmt: skip
+    return figure
+
+
 def _scatter(axes: Axes, rows: Sequence[Row], **look: Any) -> None:
     axes.scatter([r["intensity"] for r in rows], [r["tflops"] for r in rows], **look)
 
@@ -250,6 +291,11 @@ PLOTS: dict[str, tuple[str, Any]] = {
         "What the best so far loses against the optimum: geometric mean over workloads, median and "
         f"95% interval over seeds. The grey line is 1%. {REST}",
         gap,
+    ),
+    "speed": (
+        "TFLOP/s of the best of 8 by method, mean over workloads; lines are a standard deviation "
+        "over seeds. Workloads with many FLOP weigh most.",
+        speed,
     ),
     "profile": (
         f"Runs, of all workloads and seeds, that have come within 1% of the optimum. {REST}",

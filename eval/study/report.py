@@ -52,7 +52,7 @@ CONTENTS = (
         "of 8.",
         plots=("gap", "profile", "modes"),
     ),
-    Content("Each workload", tables=("families", "each"), plots=("workloads",)),
+    Content("Each workload", tables=("families", "each", "costs"), plots=("workloads",)),
     Content(
         "Distance to the target",
         "Total variation and Jensen-Shannon distance, exact, on the sub-space.",

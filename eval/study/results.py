@@ -137,13 +137,17 @@ def groups(
             if len(own) == len(names):
                 sheets[method] = Sheet.of(own, replays, seeds)
         figures = {method: judge(sheet, BUDGETS) for method, sheet in sheets.items()}
+        fastest = np.array([replays[name].tflops().max() for name in names])
         for method, sheet in sheets.items():
+            reached = (fastest[:, None] / at_few(sheet)).mean(0)  # [seeds]
+            figures[method]["tflops"] = [plain(reached.mean()), plain(reached.std())]
             figures[method]["to_match"] = matching(sheet, sheets)
             figures[method]["places"] = [plain(v) for v in ends(drawn_again(at_few(sheet)))]
             if "policy" in sheets:
                 both = at_few(sheet), at_few(sheets["policy"])
                 figures[method]["over_policy"] = [plain(v) for v in ends(paired(*both))]
-        out[group] = {"workloads": names, "methods": figures}
+        most = plain(float(fastest.mean()))
+        out[group] = {"workloads": names, "methods": figures, "tflops": most}
     return out
 
 

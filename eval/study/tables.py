@@ -36,6 +36,7 @@ def tables(results: Results) -> dict[str, str]:
         "sharpness": sharpness(results),
         "by-model": by_model(results),
         "bico": bico(results),
+        "costs": costs(results),
         "decisions": decisions(results),
         "sources": sources(results),
     }
@@ -360,6 +361,17 @@ def ablation(steps: Sequence[Mapping[str, Any]]) -> str:
         for s in steps
     ]  # fmt: skip
     return markdown(head, rows, 5)
+
+
+def costs(results: Results) -> str:
+    """Tokens of methods that ask a model, and how often it was of no use."""
+    head = ("method", "workload", "tokens told", "tokens answered", "failed")
+    rows = [
+        (c["method"], c["workload"], f"{c['tokens']['prompt']:,}",
+         f"{c['tokens']['completion']:,}", str(len(c["failed"])))
+        for c in results.get("costs", ())
+    ]  # fmt: skip
+    return markdown(head, rows, 2) if rows else ""
 
 
 def bico(results: Results) -> str:

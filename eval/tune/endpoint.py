@@ -6,6 +6,7 @@ needed, and PTXFLOW_MODEL.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -105,6 +106,19 @@ class Recorded:
             raise BadInput(f"{path}: no transcript: {error!r}") from None
         self.told: dict[str, int] = defaultdict(int)
 
+    @property
+    def model(self) -> str:
+        """The first that answered; "" where none has."""
+        return next(
+            (str(rows[0]["request"].get("model", "")) for rows in self.held.values() if rows), ""
+        )
+
+    def again(self) -> Recorded:
+        """The same answers, from the first on."""
+        other = copy.copy(self)
+        other.told = defaultdict(int)
+        return other
+
     def __call__(self, request: Mapping[str, Any]) -> Answer:
         name = digest(request)
         place, self.told[name] = self.told[name], self.told[name] + 1
@@ -121,8 +135,8 @@ class Recorded:
             row["failed"] = str(error)
         row["seconds"] = round(time.monotonic() - began, 3)
         self.held[name].append(row)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        with self.path.open("ab", buffering=0) as file:  # whole, where several processes write
+            file.write(json.dumps(row).encode() + b"\n")
         return _replayed(row)
 
 

@@ -1,16 +1,21 @@
-"""What tuning sessions learned of moves, kept over sessions, definitions and devices: SQLite.
+"""What tuning sessions learned, kept over sessions, definitions and devices: SQLite.
 
-A row says of a move in a state (see `Gaps.state`) on a device how often it was tried, how often it
-helped, and the sum and the sum of squares of its gains, which are ln(time before / time after). An
-expectation pools them: rows of the state itself count whole, those of the family in another state a
-half, those of other families a tenth, and the move's own strength is a prior of two tries.
+A row is the fastest kernel of a workload on a device (`Champion`), which sessions on workloads like
+it begin with; or it says of a move in a state (see `Gaps.state`) on a device how often it was
+tried, how often it helped, and the sum and the sum of squares of its gains, which are ln(time
+before / time after). Gains of moves are kept for people and for language models that propose: by
+them the loop chose no better than without.
 
-    ptxflow knowledge show FILE                  moves by state, the most tried first
+    ptxflow knowledge show FILE                  moves by state, the most tried first; champions
     ptxflow knowledge export FILE > LINES        JSON lines, for review and for others
     ptxflow knowledge import FILE OTHER...       add exported rows or other bases; also: merge
+    ptxflow knowledge pack FILE.jsonl.xz OTHER...  the same into packed lines, made anew
     ptxflow knowledge page FILE --into docs/moves.md --plot plots/moves.png
 
-Each of these takes sessions, too, in the packed form of eval/tune/report.py.
+OTHER, and a FILE that is read, may be sessions, in the packed form of eval/tune/report.py, or
+measurements. What `ptxflow tune` always begins with is made by
+
+    ptxflow knowledge pack eval/results/champions.jsonl.xz eval/measurements/*.jsonl.xz
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import json
 import lzma
 import math
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -30,12 +35,11 @@ from ptxflow.command import BadInput, Parser, align, reports
 from ptxflow.compiler.files import typed, write_whole
 from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.roofline import Floors
-from ptxflow.eval.tune.moves import Move
+from ptxflow.eval.tune.champions import Champion, fastest, of_records, of_session
 
 VERSION = 1
-PRIOR, PRIOR_GAIN, PRIOR_SPREAD = 2.0, 0.05, 0.02  # tries; gain of strength 1; of one try
 HELPED = 0.005  # gain from which a move helped
-WEIGHTS = 1.0, 0.5, 0.1  # rows of the state, of its family, of others
+MEASURED = {"status", "timing_pass"}  # parts of a record, and of a packed one
 SUMS = "tried", "helped", "gain", "squares"
 WAIT = 30.0  # seconds for another process's write
 TABLES = """
@@ -46,6 +50,14 @@ create table if not exists sessions (id text primary key);
 create table if not exists follows (
     state text, before text, after text, tried integer, helped integer,
     primary key (state, before, after));
+create table if not exists champions (
+    definition text, axes text, device text, family text, choices text, us real, share real,
+    primary key (definition, axes, device));
+"""
+KEEP_FASTEST = """
+insert into champions values (:definition, :axes, :device, :family, :choices, :us, :share)
+on conflict do update set family = excluded.family, choices = excluded.choices, us = excluded.us,
+share = excluded.share where excluded.us < us
 """
 
 
@@ -73,7 +85,7 @@ class Follow:
     helped: int
 
 
-Row = Entry | Follow
+Row = Entry | Follow | Champion
 
 
 @dataclass(frozen=True)
@@ -84,38 +96,6 @@ class Outcome:
     move: str
     gain: float
     before: str = ""
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The mean gain of a move and the standard error of it."""
-
-    mean: float
-    spread: float
-    tried: int
-
-
-class Experience:
-    """Entries read once: what a session knows from its beginning to its end."""
-
-    def __init__(self, rows: Iterable[Row] = ()) -> None:
-        self.by_move: dict[str, list[Entry]] = {}
-        for entry in (r for r in rows if isinstance(r, Entry)):
-            self.by_move.setdefault(entry.move, []).append(entry)
-
-    def of(self, state: str, move: Move) -> Expected:
-        """What the move should gain in the state."""
-        n, gain = PRIOR, PRIOR * PRIOR_GAIN * move.strength
-        squares = PRIOR * (PRIOR_SPREAD**2 + (PRIOR_GAIN * move.strength) ** 2)
-        tried = 0
-        for entry in self.by_move.get(move.name, ()):
-            alike = entry.state.split()[0] == state.split()[0]
-            weight = WEIGHTS[0 if entry.state == state else 1 if alike else 2]
-            n, gain = n + weight * entry.tried, gain + weight * entry.gain
-            squares += weight * entry.squares
-            tried += entry.tried * (entry.state == state)
-        mean = gain / n
-        return Expected(mean, math.sqrt(max(squares / n - mean**2, 0.0) / n), tried)
 
 
 class Knowledge:
@@ -154,25 +134,39 @@ class Knowledge:
             rows = db.execute("select * from follows order by tried desc, state, before, after")
             return [Follow(*row) for row in rows.fetchall()]
 
-    def learn(self, session: str, device: str, outcomes: Sequence[Outcome]) -> bool:
-        """Add a session's tries; False where this session was added before."""
+    def champions(self) -> list[Champion]:
+        """By definition, device and axes."""
+        with self._open() as db:
+            rows = db.execute("select * from champions").fetchall()
+        return fastest(
+            Champion(name, json.loads(axes), device, family, json.loads(choices), us, share)
+            for name, axes, device, family, choices, us, share in rows
+        )
+
+    def learn(
+        self,
+        session: str,
+        device: str,
+        outcomes: Sequence[Outcome],
+        champions: Sequence[Champion] = (),
+    ) -> bool:
+        """Add a session's tries and its champion; False where it was added before."""
         with self._open() as db:
             if db.execute("select 1 from sessions where id = ?", (session,)).fetchone():
                 return False
             db.execute("insert into sessions values (?)", (session,))
-            _add(db, rows_of(device, outcomes))
+            _add(db, [*rows_of(device, outcomes), *champions])
         return True
 
-    def merge(self, rows: Sequence[Row]) -> int:
-        """Add rows, as of another base's export; how many."""
+    def merge(self, rows: Sequence[Row]) -> None:
+        """Add rows, as of another base's export."""
         with self._open() as db:
             _add(db, rows)
-        return len(rows)
 
 
-def rows_of(device: str, outcomes: Iterable[Outcome]) -> list[Row]:
+def rows_of(device: str, outcomes: Iterable[Outcome]) -> list[Entry | Follow]:
     """What tries add to a base."""
-    found: list[Row] = []
+    found: list[Entry | Follow] = []
     for o in outcomes:
         helped = int(o.gain >= HELPED)
         found.append(Entry(o.state, o.move, device, 1, helped, o.gain, o.gain**2))
@@ -181,9 +175,9 @@ def rows_of(device: str, outcomes: Iterable[Outcome]) -> list[Row]:
     return found
 
 
-def summed(rows: Iterable[Row]) -> list[Row]:
+def summed(rows: Iterable[Entry | Follow]) -> list[Entry | Follow]:
     """One row of each state and move, or of two that follow."""
-    held: dict[Row, Row] = {}
+    held: dict[Entry | Follow, Entry | Follow] = {}
     for row in rows:
         sums = {n: v for n, v in asdict(row).items() if n in SUMS}
         none: dict[str, Any] = dict.fromkeys(sums, 0)
@@ -196,6 +190,10 @@ def summed(rows: Iterable[Row]) -> list[Row]:
 def _add(db: sqlite3.Connection, rows: Iterable[Row]) -> None:
     for row in rows:
         held = asdict(row)
+        if isinstance(row, Champion):
+            held |= {"axes": row.workload[-1], "choices": json.dumps(dict(row.choices))}
+            db.execute(KEEP_FASTEST, held)
+            continue
         table = "entries" if isinstance(row, Entry) else "follows"
         sums = [n for n in held if n in SUMS]
         db.execute(
@@ -211,12 +209,29 @@ def ended(path: Path) -> list[dict[str, Any]]:
     states: list[dict[str, Any]] = []
     for file in sorted(path.rglob("session.json")) if path.is_dir() else [path]:
         try:
-            held = file.read_bytes()
-            texts = [held] if path.is_dir() else lzma.decompress(held).splitlines()
-            states += [json.loads(text) for text in texts]
-        except (OSError, ValueError, lzma.LZMAError) as error:
+            states += map(json.loads, [file.read_bytes()] if path.is_dir() else _lines(file))
+        except (OSError, ValueError) as error:
             raise BadInput(f"{file}: no session: {error}") from None
     return [s for s in states if isinstance(s, dict) and "champion" in s]
+
+
+def _lines(path: Path) -> list[str]:
+    """Of a text that may be packed; BadInput where it is damaged."""
+    try:
+        held = path.read_bytes()
+        text = lzma.decompress(held) if path.suffix == ".xz" else held
+        return text.decode(errors="replace").splitlines()
+    except (OSError, lzma.LZMAError) as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def _parts(line: str) -> Collection[str]:
+    """The keys of an object; empty for anything else."""
+    try:
+        held = json.loads(line)
+    except (ValueError, RecursionError):
+        return ()
+    return held if isinstance(held, dict) else ()
 
 
 def outcomes(session: Mapping[str, Any]) -> list[Outcome]:
@@ -250,13 +265,14 @@ def from_lines(text: str, where: str) -> list[Row]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             held = json.loads(line)
-            entry = typed(Follow(**held) if "before" in held else Entry(**held))
-            if not 0 <= entry.helped <= entry.tried:
+            kind = Champion if "choices" in held else Follow if "before" in held else Entry
+            entry: Row = typed(kind(**held))
+            if not isinstance(entry, Champion) and not 0 <= entry.helped <= entry.tried:
                 raise ValueError("helped must be a count from 0 to tried")
-            if isinstance(entry, Entry) and not all(
-                map(math.isfinite, (entry.gain, entry.squares))
-            ):
-                raise ValueError("gain and squares must be finite")
+            if not all(math.isfinite(v) for v in held.values() if isinstance(v, float)):
+                raise ValueError("gains and times must be finite")
+            if isinstance(entry, Champion) and min(entry.us, entry.share) <= 0:
+                raise ValueError("times must be positive")
         except (ValueError, TypeError, RecursionError) as error:
             raise BadInput(f"{where}:{number}: no entry of a knowledge base: {error}") from None
         found.append(entry)
@@ -268,7 +284,7 @@ def from_lines(text: str, where: str) -> list[Row]:
 
 def arguments() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__)
-    parser.add_argument("action", choices=("show", "export", "import", "merge", "page"))
+    parser.add_argument("action", choices=("show", "export", "import", "merge", "pack", "page"))
     parser.add_argument("file", type=Path, help="the knowledge base; lines to show, or for a page")
     parser.add_argument("others", type=Path, nargs="*", help="what is added: bases or lines")
     parser.add_argument("--into", type=Path, metavar="PAGE.md", help="the page to renew")
@@ -276,31 +292,50 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def read(path: Path) -> list[Row]:
-    """The rows of a base, of sessions, or of JSON lines; BadInput where the file is neither."""
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file")
-    if path.read_bytes()[:6] == b"SQLite":
-        return [*Knowledge(path).entries(), *Knowledge(path).follows()]
-    if path.suffix == ".xz":
-        own = [r for s in ended(path) for r in rows_of(s["settings"]["device"], outcomes(s))]
-        return sorted(summed(own), key=lambda r: -r.tried)
-    return from_lines(path.read_text(errors="replace"), str(path))
+def read(*paths: Path) -> list[Row]:
+    """The rows of bases, of sessions, of measurements, or of JSON lines, packed or not; BadInput
+    where a file is none of these. Measurements are read together, so that those of one workload in
+    several files are compared by its library."""
+    rows, records = list[Row](), list[Path]()
+    for path in paths:
+        if not path.is_file():
+            raise BadInput(f"{path}: no such file")
+        if path.read_bytes()[:6] == b"SQLite":
+            base = Knowledge(path)
+            rows += [*base.entries(), *base.follows(), *base.champions()]
+            continue
+        lines = _lines(path)
+        parts = _parts(lines[0]) if lines else ()
+        if "settings" in parts:
+            own = [r for s in ended(path) for r in rows_of(s["settings"]["device"], outcomes(s))]
+            tried = sorted(summed(own), key=lambda r: -r.tried)
+            rows += [*tried, *fastest(c for s in ended(path) for c in of_session(s))]
+        elif MEASURED & {*parts}:
+            records.append(path)
+        else:
+            rows += from_lines("\n".join(lines), str(path))
+    return [*rows, *of_records(records)]
 
 
 def shown(rows: Sequence[Row]) -> str:
-    """Tables of moves by state and of which move followed which."""
+    """Tables of moves by state, of which move followed which, and of champions."""
     found = [r for r in rows if isinstance(r, Entry)]
     entries = [
         [e.state, e.move, e.device, str(e.tried), str(e.helped), f"{e.gain / e.tried:+.2%}"]
         for e in sorted(found, key=lambda e: (e.state, -e.tried, e.move))
     ]
-    if not entries:
+    if not rows:
         return "nothing was learned yet"
     head = ["state", "move", "device", "tried", "helped", "mean gain"]
     follows = [[str(v) for v in asdict(r).values()] for r in rows if isinstance(r, Follow)]
-    after = [["state", "after", "move", "tried", "helped"], *follows]
-    return align([head, *entries]) + (f"\n\n{align(after)}" if follows else "")
+    best = [[r.definition, " ".join(f"{a}={v}" for a, v in r.axes.items()), r.device,
+             f"{r.us:.2f}", f"{r.share:.1%}"] for r in rows if isinstance(r, Champion)]  # fmt: skip
+    tables = (
+        (head, entries),
+        (["state", "after", "move", "tried", "helped"], follows),
+        (["workload", "axes", "device", "us", "of attainable"], best),
+    )
+    return "\n\n".join(align([top, *body]) for top, body in tables if body)
 
 
 def moves_table(rows: Sequence[Row]) -> str:
@@ -322,11 +357,18 @@ def moves_table(rows: Sequence[Row]) -> str:
 @reports("knowledge")
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(argv)
-    if args.action in ("import", "merge"):
+    if args.action in ("import", "merge", "pack"):
         if not args.others:
             raise BadInput(f"{args.action} takes what to add")
-        added = [Knowledge(args.file).merge(read(path)) for path in args.others]
-        print(f"{sum(added)} rows added to {args.file}")
+        rows = read(*args.others)
+        if args.action == "pack":
+            best = fastest(r for r in rows if isinstance(r, Champion))
+            rows = [*summed(r for r in rows if not isinstance(r, Champion)), *best]
+            with lzma.open(args.file, "wt", preset=9) as file:
+                file.write(to_lines(rows))
+        else:
+            Knowledge(args.file).merge(rows)
+        print(f"{len(rows)} rows {'in' if args.action == 'pack' else 'added to'} {args.file}")
         return 0
     if args.others:
         raise BadInput(f"{args.action} takes one file")

@@ -21,10 +21,11 @@ from ptxflow.compiler.family import Choice, Strategy
 from ptxflow.env.space import EmptySpace, StrategySpace
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.tune.gaps import BLIND, Gaps, Profile
-from ptxflow.eval.tune.knowledge import Experience, Outcome
+from ptxflow.eval.tune.knowledge import Outcome
 from ptxflow.eval.tune.moves import AXES, Move, applicable
 
 NEARBY = 1.15  # times the champion's: a kernel of the frontier that a round may start from
+GAIN, SPREAD = 0.05, 0.014  # what a move of strength 1 is taken to gain, and the chance in it
 LEAST_NOISE = 0.003  # of two measurements: below it nothing is told apart
 SETTLED = 4  # kernels of the start that tell the noise
 HOPEFUL = 64  # draws, of which those are taken that may be the fastest
@@ -130,7 +131,6 @@ class Session:
     floors: Floors | None  # without them there are no gaps: every axis is as good as another
     bench: Bench
     draws: Draws
-    experience: Experience = field(default_factory=Experience)
     limits: Limits = Limits()
     seed: int = 0
     measured: dict[Strategy, Timed] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class Session:
         champion = self.frontier[0]
         end = "near peak" if gaps.near_peak and start == champion else ""
         rng = np.random.default_rng([self.seed, number])
-        moves = [] if end else self.chosen(start, gaps, state, rng)
+        moves = [] if end else self.chosen(start, gaps, rng)
         planned = [] if end else self.branches(start, moves, rng)
         planned = planned[: self.limits.measurements - len(self.measured)]
         end = end or ("" if planned else "budget spent" if self._spent else "nothing is left")
@@ -227,18 +227,14 @@ class Session:
             tuple(attributions), len(self.measured), end,
         )  # fmt: skip
 
-    def chosen(
-        self, start: Strategy, gaps: Gaps, state: str, rng: np.random.Generator
-    ) -> list[Move]:
-        """The round's moves: those of an axis by what is expected of them, drawn from how sure that
-        is, and by what their best kernel may reach; none twice from one kernel, none that leaves no
-        strategy."""
+    def chosen(self, start: Strategy, gaps: Gaps, rng: np.random.Generator) -> list[Move]:
+        """The round's moves: those of an axis by their strength, with some chance, and by what
+        their best kernel may reach; none twice from one kernel, none that leaves no strategy."""
         ranked: dict[str, list[Move]] = {}
         for axis in AXES:
             rows = []
             for move in applicable(self.space.family, start, axis):
-                expected = self.experience.of(state, move)
-                gain = rng.normal(expected.mean, expected.spread)
+                gain = rng.normal(GAIN * move.strength, SPREAD)
                 fixed = move.fixed(self.space.family, start)
                 if (start, move.name) in self._tried or not self._given(fixed):
                     continue

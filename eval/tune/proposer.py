@@ -11,11 +11,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
+
+import numpy as np
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.family import Choice, Family, Strategy
-from ptxflow.env.space import StrategySpace
+from ptxflow.env.space import Space, StrategySpace
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.tune.endpoint import Chat, ChatError
 
@@ -55,6 +58,17 @@ class Asked:
     @property
     def seen(self) -> set[str]:
         return {t.strategy.key for t in self.history}
+
+    @cached_property
+    def choices(self) -> dict[str, tuple[Choice, ...]]:
+        """By decision; of a space in a list those that it has, as it may be a part."""
+        every = {d.name: tuple(d.choices) for d in self.space.decisions}
+        if not isinstance(self.space, Space):
+            return every
+        held = map(np.unique, self.space.indices().T)
+        return {
+            n: tuple(cs[i] for i in own) for (n, cs), own in zip(every.items(), held, strict=True)
+        }
 
 
 @dataclass
@@ -108,7 +122,10 @@ def told(asked: Asked) -> str:
         f"registers an SM, {device.registers_per_thread} a thread).",
         f"No kernel is faster than {floors.attainable:.2f} us; the bound is the {floors.bound}.",
         "Decisions:",
-        *(f"- {d.name}: {d.doc}: {', '.join(map(str, d.choices))}" for d in space.decisions),
+        *(
+            f"- {d.name}: {d.doc}: {', '.join(map(str, asked.choices[d.name]))}"
+            for d in space.decisions
+        ),
         "Rules:",
         *(f"- {r.sentence} ({', '.join(r.reads)})" for r in space.family.rules),
     ]
@@ -124,7 +141,7 @@ def told(asked: Asked) -> str:
 
 def schema(asked: Asked) -> dict[str, Any]:
     """What an answer must be, as JSON schema."""
-    choices = {d.name: {"enum": [*d.choices]} for d in asked.space.decisions}
+    choices = {name: {"enum": [*own]} for name, own in asked.choices.items()}
     strategy = {"type": "object", "properties": choices, "required": [*choices],
                 "additionalProperties": False}  # fmt: skip
     whole = {"type": "object", "required": ["strategies"], "additionalProperties": False,
@@ -153,6 +170,9 @@ def judged(text: str, asked: Asked, found: dict[str, Strategy]) -> tuple[list[St
             strategy = family.strategy(held)
             if broken := family.refusals(problem, strategy, device):
                 raise BadInput("; ".join(broken))
+            for name, own in asked.choices.items():
+                if held[name] not in own:
+                    raise BadInput(f"is not in this part: {name} must be one of {[*own]}")
             if strategy.key in {*asked.seen, *found, *good}:
                 raise BadInput("was there before")
             good[strategy.key] = strategy

@@ -10,7 +10,8 @@ there a session begins at draws of the listed space's and at the reward's, which
 
 All is kept in --state: records of every measurement, profiles, what each round saw. A session that
 was stopped, or killed, is repeated from these by the same command, and measures only what is
-missing. What moves gained is added to --knowledge, from which later sessions choose better.
+missing. Half of the kernels that it begins with are the fastest ones known of the workloads most
+like its own: of those that come with ptxflow, and of --knowledge, to which its champion is added.
 
 Of several --workloads, sessions share the GPU: while one is measured, others' kernels compile.
 
@@ -69,20 +70,29 @@ from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.sample.selection import reward_of
 from ptxflow.eval.tune import report
 from ptxflow.eval.tune.benches import OnGpu, Predicted, recorded
+from ptxflow.eval.tune.champions import (
+    COMMITTED,
+    Champion,
+    alternating,
+    legal,
+    nearest,
+    of_session,
+)
 from ptxflow.eval.tune.draws import Believed, Draws
 from ptxflow.eval.tune.endpoint import Endpoint, Recorded
-from ptxflow.eval.tune.knowledge import Experience, Knowledge, from_lines, to_lines
+from ptxflow.eval.tune.knowledge import Entry, Knowledge, Row, from_lines, read, to_lines
 from ptxflow.eval.tune.loop import Limits, Round, Session, Step, Steps, Timed, answered
 from ptxflow.eval.tune.proposer import Asked as Proposal
 from ptxflow.eval.tune.proposer import Model, Tried
 from ptxflow.gfn.inference import Policy, load_policy
 
-SCHEMA = 2
+SCHEMA = 3
 FINALISTS = 8  # kernels that are timed again in the same rounds, the first start among them
 AT_A_TIME = 16  # rivals that are asked for: the GPU waits for kernels in the order of questions
 SESSION, RECORDS, PROFILES, KNOWN, TRANSCRIPT = (
     "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl", "model.jsonl",
 )  # fmt: skip
+NO = Path("no")
 Measures = Predicted | OnGpu
 Asked = Future[list[Timed]]
 
@@ -118,7 +128,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--proposer", choices=("policy", "model"), default="policy",
         help="what a round tries without any move: a draw of the policy (default), or what a "
         "language model proposes (OPENAI_BASE_URL, OPENAI_API_KEY, PTXFLOW_MODEL)")  # fmt: skip
-    add("--knowledge", type=Path, metavar="FILE", help="read before the session, added to after it")
+    add("--knowledge", type=Path, metavar="FILE|no", help="champions of earlier sessions, read "
+        "before this one and added to after it; no: begin at draws alone")  # fmt: skip
     add("--checkpoint", type=Path, help="trained policy (default: the device's in checkpoints/)")
     add("--seed", type=natural_int, default=0)
     add("--jobs", type=positive_int, help="compiler processes (default: one a core)")
@@ -169,12 +180,17 @@ def resume(folder: Path, asked: dict[str, Any]) -> dict[str, Any]:
     return held
 
 
-def experience_of(folder: Path, knowledge: Path | None) -> Experience:
-    """What was known when the session began: kept in its folder, so that it goes on alike."""
+def known_to(folder: Path, base: Knowledge | None, space: RelationSpace, k: int) -> list[Row]:
+    """What was known when the session began, kept in its folder, so that it goes on alike: tries of
+    moves in a base, and the k champions that it begins with, of the base and of what is committed.
+    """
     kept = folder / KNOWN
     if not kept.exists():
-        write_whole(kept, to_lines(Knowledge(knowledge).entries() if knowledge else []))
-    return Experience(from_lines(kept.read_text(), str(kept)))
+        rows = [*read(COMMITTED), *(base.entries() if base else []),
+                *(base.champions() if base else [])]  # fmt: skip
+        near = nearest(space, (r for r in rows if isinstance(r, Champion)), k)
+        write_whole(kept, to_lines([*(r for r in rows if isinstance(r, Entry)), *near]))
+    return from_lines(kept.read_text(), str(kept))
 
 
 @dataclass
@@ -190,6 +206,7 @@ class Tuning:
     space: RelationSpace
     state: dict[str, Any] = field(default_factory=dict)
     found: list[Round] = field(default_factory=list)
+    known: list[Row] = field(default_factory=list)
     starts: list[Strategy] = field(default_factory=list)
     rivals: dict[Strategy, Timed] = field(default_factory=dict)
     asked: tuple[Strategy, ...] = ()
@@ -210,6 +227,12 @@ class Tuning:
         return Tuning(args, definition, axes, folder, policy, listed, space)
 
     @property
+    def base(self) -> Knowledge | None:
+        """The user's own."""
+        given = self.args.knowledge
+        return Knowledge(given) if given and given != NO else None
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What a session is a function of, beside what it measures."""
         args = self.args
@@ -217,7 +240,8 @@ class Tuning:
             "schema": SCHEMA, "definition": self.definition.name, "axes": self.axes,
             "device": self.space.device.name, "decisions": self.space.digest,
             "measure": args.measure, "seed": args.seed, "starts": args.starts,
-            "rivals": args.rivals, "branches": args.branches, "knowledge": bool(args.knowledge),
+            "rivals": args.rivals, "branches": args.branches,
+            "knowledge": {None: "committed", NO: "no"}.get(args.knowledge, "own"),
             "proposer": "model" if args.proposer == "model" else None,
         }  # fmt: skip
 
@@ -226,20 +250,23 @@ class Tuning:
         args, space = self.args, self.space
         self.state = resume(self.folder, self.settings)
         write_whole(self.folder / SESSION, json.dumps(self.state, indent=1))
-        experience = experience_of(self.folder, args.knowledge)
+        count = 0 if args.knowledge == NO else args.starts // 2
+        self.known = known_to(self.folder, self.base, space, count)
         reward, _ = reward_of(self.policy.about, space.device.name, space.family.name)
         measured: dict[Strategy, Timed] = {}
         draws = Draws(self.policy, Believed(self.listed, reward), space, measured)
         floors = Floors.of(counted(self.definition, self.axes), space.device)
         limits = Limits(args.rounds, args.budget, branches=args.branches)
         self.bench = bench
-        self.session = Session(space, floors, bench, draws, experience, limits, args.seed, measured,
+        self.session = Session(space, floors, bench, draws, limits, args.seed, measured,
                                hope=draws.hope)  # fmt: skip
         if args.proposer == "model":
             endpoint, name = Endpoint.from_environment()
             self.model = Model(Recorded(self.folder / TRANSCRIPT, endpoint), name)
             self.session.proposed = self.proposals
-        self.starts = begun(draws, space, args.starts, args.seed)
+        champions = [legal(space, r.choices) for r in self.known if isinstance(r, Champion)]
+        drawn = begun(draws, space, args.starts - len(champions), args.seed)
+        self.starts = alternating(champions, drawn, args.starts)
         own = draws(self.listed, args.rivals, args.seed) if args.rivals else ()
         self.steps = self._steps([self.listed.strategy(int(c)) for c in own])
         self._asks(next(self.steps), math.inf)
@@ -249,9 +276,9 @@ class Tuning:
         assert self.model
         space, session = self.space, self.session
         known = [
-            f"{e.state}: {move} helped in {e.helped} of {e.tried} tries, by {e.gain / e.tried:+.1%}"
-            for move, entries in session.experience.by_move.items() for e in entries
-            if e.tried and e.state.split()[0] == space.family.name
+            f"{e.state}: {e.move} helped in {e.helped} of {e.tried} tries, by "
+            f"{e.gain / e.tried:+.1%}" for e in self.known
+            if isinstance(e, Entry) and e.tried and e.state.split()[0] == space.family.name
         ]  # fmt: skip
         history = tuple(Tried(s, t.us, t.why) for s, t in session.measured.items())
         return self.model.propose(Proposal(space, 1, history, known))
@@ -296,10 +323,11 @@ class Tuning:
         if self.model:
             self.state["model"] = {"tokens": self.model.tokens, "failed": self.model.failed}
         write_whole(self.folder / SESSION, json.dumps(self.state, indent=1))
-        if self.args.knowledge:
+        if self.base:
             told = json.dumps([self.state["settings"], self.state["begun"]])
             own = hashlib.sha256(told.encode()).hexdigest()
-            Knowledge(self.args.knowledge).learn(own, self.space.device.name, session.outcomes)
+            best = of_session(self.state)
+            self.base.learn(own, self.space.device.name, session.outcomes, best)
         return self.state
 
     @property

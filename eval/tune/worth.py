@@ -3,10 +3,10 @@
 `python -m ptxflow.eval.tune.worth [--into PAGE]` plays sessions on the sub-spaces of committed
 records whose every strategy was measured and that no training saw. No GPU is needed, and none is
 claimed: the times are those of the campaigns that measured them. There are no counters in records,
-so gaps are those of the floors. Knowledge is what sessions on *other* definitions saw of moves on
-a GPU: --sessions, as `ptxflow.eval.tune.report` packs them.
+so gaps are those of the floors. Knowledge is `champions.jsonl.xz`, less what a row says is left
+out. On an H100 nothing was measured whole: the space of a workload is its 16 strategies there.
 
-Pairs have the same seed and begin with the same draws: of the policy, or uniform ones, as for a
+Pairs have the same seed and the same draws to begin with: of the policy, or uniform ones, as for a
 definition of which no policy knows anything. A ratio is the geometric mean over workloads of the
 measurements to 99% of the better session's best, with over without; its interval is over workloads.
 """
@@ -22,33 +22,52 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from ptxflow.command import Parser, reports
+from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.files import write_whole
+from ptxflow.env.measurements import by_workload, load_measurements
 from ptxflow.env.space import enumerate_space
-from ptxflow.env.tasks.arguments import find_device, positive_int
+from ptxflow.env.tasks.arguments import positive_int
 from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.study.ablation import MEASUREMENTS
 from ptxflow.eval.study.metrics import ends
 from ptxflow.eval.study.search.play import Method, play
 from ptxflow.eval.study.search.process import Process
-from ptxflow.eval.study.search.replay import Replay, read_replays
-from ptxflow.eval.tune.knowledge import Row, ended, outcomes, rows_of
-from ptxflow.eval.tune.method import tuners
+from ptxflow.eval.study.search.replay import Replay, measured_part, read_replays
+from ptxflow.eval.tune.champions import (
+    COMMITTED,
+    Champion,
+    axes_of,
+    definition_of,
+    floors_of,
+    legal,
+    nearest,
+    observed,
+)
+from ptxflow.eval.tune.gaps import NEAR_PEAK
+from ptxflow.eval.tune.knowledge import read
+from ptxflow.eval.tune.method import STARTS, Tuner, tuners
 from ptxflow.gfn.inference import SHARPNESS, load_policy, part_log_probs
 
 Array = NDArray[np.float64]
 BUDGET, SHOWN = 64, (8, 12, 16, 24, 32, 48, 64)
-GOAL, RESAMPLED = 0.99, 2000
-SESSIONS = Path(__file__).parents[1] / "results" / "tune-h200.jsonl.xz"
+GOAL, RESAMPLED, SESSIONS = 0.99, 2000, 50
+TOLD, LEAST = 0.03, 12  # a gain that a session should not have missed; strategies of a part
 UNIFORM = ", uniform draws"
+LOOP, OTHERS = "tuning loop", "tuning loop + knowledge"
+NEARBY, FROM, ABROAD = (f"{OTHERS} of {what}" for what in (
+    "all other workloads", "the other device", "the other device, its definition too"
+))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Field:
-    """A sub-space with what its methods know: log-probabilities [n] of a policy."""
+    """A sub-space with what its methods know: log-probabilities [n] of a policy; `part` where it
+    is what happened to be measured."""
 
     replay: Replay
     log_probs: Array
+    part: bool = False
 
 
 def best_so_far(method: Method, field: Field, seed: int) -> Array:
@@ -60,23 +79,51 @@ def best_so_far(method: Method, field: Field, seed: int) -> Array:
     return np.asarray(np.minimum.accumulate(whole) / replay.optimum)
 
 
-def methods_on(field: Field, rows: Sequence[Row]) -> dict[str, Method]:
+def known_of(field: Field, rows: Sequence[Champion]) -> dict[str, list[Strategy]]:
+    """Strategies to begin with, by what is known."""
+    space, problem = field.replay.space, field.replay.space.problem
+    here = problem.definition, axes_of(problem)
+    own = [r for r in rows if r.device == space.device.name]
+    abroad = [r for r in rows if r.device != space.device.name]
+    found = {
+        OTHERS: [r for r in own if r.definition != problem.definition],
+        NEARBY: [r for r in own if (r.definition, r.axes) != here],
+        FROM: [r for r in abroad if r.definition != problem.definition],
+        ABROAD: abroad,
+    }
+    chosen = {name: nearest(space, of, STARTS // 2) for name, of in found.items()}
+    return {name: [legal(space, r.choices) for r in of] for name, of in chosen.items()}
+
+
+def methods_on(field: Field) -> dict[str, Method]:
     """By what is shown. The loop's forms have one name, of which their draws follow."""
     flat = replace(field, log_probs=np.zeros(len(field.log_probs)))
     out: dict[str, Method] = {}
     for own, tail in ((field, ""), (flat, UNIFORM)):
-        for tuner in tuners(own.replay, own.log_probs, rows):
-            out[tuner.name + tail] = replace(tuner, name="tuning loop")
-        out["policy + feedback" + tail] = Process("with feedback", own.log_probs, SHARPNESS)
+        for tuner in tuners(own.replay, own.log_probs)[: 1 if field.part else 2]:
+            out[tuner.name + tail] = replace(tuner, name=LOOP)
+        if not field.part:
+            out["policy + feedback" + tail] = Process("with feedback", own.log_probs, SHARPNESS)
     return out
 
 
-def played(field: Field, rows: Sequence[Row], seeds: int) -> dict[str, Array]:
-    """[seeds, BUDGET] of every method on one sub-space."""
-    return {
+def played(field: Field, known: Mapping[str, Sequence[Strategy]], seeds: int) -> dict[str, Array]:
+    """[seeds, BUDGET] of every method on one sub-space, and of the loop with what is known; where
+    that is nothing, a session goes as without."""
+    methods = methods_on(field)
+    found = {
         name: np.array([best_so_far(method, field, seed) for seed in range(seeds)])
-        for name, method in methods_on(field, rows).items()
+        for name, method in methods.items()
     }
+    for what, strategies in known.items():
+        for tail in ("", UNIFORM) if what == OTHERS else ("",):
+            loop = methods[LOOP + tail]
+            assert isinstance(loop, Tuner)
+            with_it = replace(loop, known=strategies)
+            found[what + tail] = found[LOOP + tail] if not strategies else np.array(
+                [best_so_far(with_it, field, seed) for seed in range(seeds)]
+            )  # fmt: skip
+    return found
 
 
 def losses(best: Mapping[str, Sequence[Array]]) -> str:
@@ -97,44 +144,90 @@ def measurements(ours: Array, theirs: Array) -> float:
     return float(np.log(needed[0] / needed[1]).mean())
 
 
-def pairs(best: Mapping[str, Sequence[Array]]) -> str:
-    """Sessions with knowledge, or with gaps, beside those without; an interval over workloads."""
+def interval(logs: Array) -> str:
+    """The geometric mean and its 95% over workloads."""
+    rng = np.random.default_rng(0)
+    drawn = logs[rng.integers(len(logs), size=(RESAMPLED, len(logs)))].mean(1)
+    low, high = ends(np.exp(drawn))
+    return f"{np.exp(logs.mean()):.2f}, {low:.2f} to {high:.2f}"
+
+
+def pairs(
+    device: str, best: Mapping[str, Sequence[Array]], known: Mapping[str, Sequence[bool]]
+) -> list[list[str]]:
+    """Rows: sessions with knowledge, or with gaps, beside those without; where nothing was known
+    is left out, and counted."""
     rows = []
     for tail in ("", UNIFORM):
-        for ours, theirs in (("tuning loop + knowledge", "tuning loop"),
-                             ("tuning loop", "tuning loop, cycles only")):  # fmt: skip
-            both = zip(best[ours + tail], best[theirs + tail], strict=True)
+        for ours, theirs in (*((what, LOOP) for what in known), (LOOP, f"{LOOP}, cycles only")):
+            if not {ours + tail, theirs + tail} <= best.keys():
+                continue
+            both = list(zip(best[ours + tail], best[theirs + tail], strict=True))
+            has = np.array(known.get(ours, [True] * len(both)))
+            if not has.any():
+                continue
             logs = np.array([measurements(a, b) for a, b in both])
-            rng = np.random.default_rng(0)
-            drawn = logs[rng.integers(len(logs), size=(RESAMPLED, len(logs)))].mean(1)
-            low, high = ends(np.exp(drawn))
-            rows.append([ours + tail, theirs + tail, f"{np.exp(logs.mean()):.2f}",
-                         f"{low:.2f} to {high:.2f}"])  # fmt: skip
-    return markdown(["with", "without", "measurements, with over without", "95%"], rows, 2)
+            ends_at = np.array([np.log(a[:, -1] / b[:, -1]).mean() for a, b in both])
+            last = f"{np.exp(ends_at[has].mean()):.4f}"
+            rows.append([device, ours + tail, theirs + tail, f"{has.sum()} of {len(has)}",
+                         interval(logs[has]), interval(logs), last])  # fmt: skip
+    return rows
+
+
+def near_peak(device: str) -> list[list[str]]:
+    """Rows of all workloads, and of those where no recorded kernel is faster than the attainable
+    time: sessions that begin at STARTS recorded kernels, drawn SESSIONS times, of which the best is
+    at NEAR_PEAK, so that they end; and by how much the best recorded kernel is faster."""
+    found: dict[str, list[list[float]]] = {device: [], f"{device}, no record beats a floor": []}
+    for one in observed(sorted(MEASUREMENTS.glob(f"{device}-*.xz"))):
+        us, rng = 1e6 * one.seconds, np.random.default_rng(0)
+        attainable = floors_of(one.problem, one.device).attainable
+        bests = [us[rng.permutation(len(us))[:STARTS]].min() for _ in range(SESSIONS)]
+        gains = [float(b / us.min() - 1) for b in bests if b * NEAR_PEAK <= attainable]
+        if gains:
+            for name in list(found)[: 1 + (us.min() >= attainable)]:
+                found[name].append(gains)
+    rows = []
+    for name, of in found.items():
+        gains = [g for one in of for g in one]
+        most, over = max(gains, default=0.0), [sum(g > TOLD for g in one) for one in of]
+        rows.append([name, str(len(of)), str(len(gains)), f"{most:.1%}", str(sum(over)),
+                     str(sum(map(bool, over)))])  # fmt: skip
+    return rows
 
 
 @reports("worth")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m ptxflow.eval.tune.worth", description=__doc__)
     add = parser.add_argument
-    add("--device", default="h200")
     add("--seeds", type=positive_int, default=3)
     add("--workloads", default="", help="only those whose names contain this")
     add("--into", type=Path, metavar="PAGE.md", help="renew the tables of this page, too")
-    add("--sessions", type=Path, default=SESSIONS, metavar="FILE.jsonl.xz")
     args = parser.parse_args(argv)
-    fields = find_fields(find_device(args.device).name, args.workloads)
-    knowledge: dict[str, list[Row]] = {}
-    for session in ended(args.sessions):
-        rows = rows_of(args.device, outcomes(session))
-        knowledge.setdefault(session["settings"]["definition"], []).extend(rows)
-    best: dict[str, list[Array]] = {}
-    for field in tqdm([f for f in fields if f.replay.kind != "trained"], desc="play"):
-        definition = field.replay.space.problem.definition
-        others = [row for d, rows in knowledge.items() if d != definition for row in rows]
-        for name, of in played(field, others, args.seeds).items():
-            best.setdefault(name, []).append(of)
-    found = {"losses": losses(best), "pairs": pairs(best)}
+    rows = [r for r in read(COMMITTED) if isinstance(r, Champion)]
+    tables: list[list[str]] = []
+    shown = ""
+    for device in ("h200", "h100"):
+        fields = find_fields(device, args.workloads)
+        best: dict[str, list[Array]] = {}
+        known: dict[str, list[bool]] = {}
+        for field in tqdm(fields, desc=f"play {device}"):
+            begin = known_of(field, rows)
+            for name, of in played(field, begin, args.seeds).items():
+                best.setdefault(name, []).append(of)
+            for what, strategies in begin.items():
+                known.setdefault(what, []).append(bool(strategies))
+        if fields:
+            shown = shown or losses({n: of for n, of in best.items() if f"{OTHERS} of" not in n})
+            tables += pairs(device, best, known)
+    found = {
+        "losses": shown,
+        "pairs": markdown(["on", "with", "without", "workloads", "measurements, with over without, "
+                           "95%", "of all workloads", "time of the last best"], tables, 3),
+        "peak": markdown(["on", "workloads", "sessions", "missed at most", "missed over 3%",
+                               "of workloads"],
+                              [row for d in ("h200", "h100") for row in near_peak(d)], 1),
+    }  # fmt: skip
     if args.into:
         write_whole(args.into, placed(args.into.read_text(), found))
     print("\n\n".join(found.values()))
@@ -142,13 +235,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_fields(device: str, part: str) -> list[Field]:
-    """The sub-spaces of committed records, with what the device's policy says of them."""
+    """The sub-spaces of committed records that no training saw, or where none was measured whole
+    all that was measured, with what the device's policy says of them."""
+    paths = sorted(MEASUREMENTS.glob(f"{device}-*.jsonl.xz"))
+    replays = [r for r in read_replays(paths) if r.kind != "trained"]
+    held = (
+        g for g in by_workload(load_measurements(paths)).values() if definition_of(g[0].definition)
+    )
+    parts = (
+        [] if replays else [r for g in held if (r := measured_part(g)) and len(r.times) >= LEAST]
+    )
     policy, found = load_policy(default_checkpoint(device)), []
-    for replay in read_replays(sorted(MEASUREMENTS.glob(f"{device}-*.jsonl.xz"))):
+    for replay in [*replays, *parts]:
         if part in replay.name:
             space = replay.space
             whole = enumerate_space(space.family, space.problem, space.device)
-            found.append(Field(replay, part_log_probs(policy, whole, space)))
+            found.append(Field(replay, part_log_probs(policy, whole, space), not replays))
     return found
 
 

@@ -21,6 +21,7 @@ from ptxflow.eval.tune.knowledge import Knowledge, Outcome
 from tests.agents.broken import RIGHT, launch
 from tests.agents.client import Agent, Refused
 from tests.agents.client import agent as started
+from tests.families import gqa_prefill as prefill
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,6 +113,20 @@ def test_an_epilogue_is_compiled_or_refused(agent: Agent) -> None:
     assert found["stage"] == "CompileError" and "not finite" in found["why"]
     with pytest.raises(Refused, match="not of gemm"):
         agent.call("epilogue", **NORM, choices={}, expression="acc")
+
+
+def test_a_mask_is_compiled_or_refused(agent: Agent) -> None:
+    s = prefill.strategy(consumers=1, overlap=0, stages=1)
+    asked = {
+        "definition": "gqa_ragged_prefill_causal_h32_kv8_d128",
+        "choices": s.to_json()["choices"],
+    }
+    found = agent.call("mask", **asked, condition="q - k < 24 or k < 4")
+    assert found["right"] and not found["usage"]["spill_stores"] and "kernel.ptx" in found["texts"]
+    found = agent.call("mask", **asked, condition="q - k < 2.5")
+    assert found["stage"] == "Refused" and "column 9: 2.5 is not allowed" in found["why"]
+    with pytest.raises(Refused, match="not of gqa_prefill"):
+        agent.call("mask", **NORM, choices={}, condition="q == k")
 
 
 def test_a_roof_and_its_gaps(agent: Agent) -> None:

@@ -11,7 +11,7 @@ import torch
 from ptxflow.env.tasks.definition import Definition, DefinitionError, load, names, parse
 from ptxflow.env.tasks.sequences import paged_prefill, pattern, ragged_prefill, split
 from ptxflow.env.tasks.workload import workloads
-from ptxflow.eval.bench import attention_workloads
+from ptxflow.eval.bench import attention_workloads, inputs
 from ptxflow.eval.bench.checking import compare
 from ptxflow.eval.bench.inputs import CHUNK, make_indices, make_inputs
 from ptxflow.eval.bench.references import load_reference, moe
@@ -394,3 +394,16 @@ def test_tolerance_refuses_what_it_does_not_know() -> None:
     data["axes"]["K"] = {"type": "var"}
     with pytest.raises(DefinitionError, match="needs a constant K"):
         tolerance(parse(data))
+
+
+def test_large_inputs_repeat_what_was_drawn_elsewhere_in_a_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(inputs, "DRAWN", 2)
+    rows = 7 * CHUNK // 4096 + 1
+    a = make_inputs(load("gemm_n4096_k4096"), {"M": rows}, 0)["A"].view(-1)
+    drawn, again, third = (a[i * 2 * CHUNK :][: 2 * CHUNK] for i in range(3))
+    assert torch.equal(again[:CHUNK].sort().values, drawn[:CHUNK].sort().values)
+    assert float((drawn == again).float().mean()) < 0.02
+    assert float((again == third).float().mean()) < 0.02
+    assert float(a[-4096:].float().std()) == pytest.approx(1, rel=0.1)

@@ -137,6 +137,8 @@ PLACE = load("rmsnorm_h128"), {"batch_size": 8}
 STRATEGY = sample_workload(*PLACE, H200, count=1).candidates[0].strategy.to_json()
 ENTRY: Any = {"state": "s", "move": "m", "device": "h200", "tried": 1, "helped": 1, "gain": 0.1,
               "squares": 0.01}  # fmt: skip
+CHAMPION: Any = {"definition": "d", "axes": {"M": 64}, "device": "h200", "family": "gemm",
+                 "choices": {"tile_m": 64}, "us": 10.5, "share": 0.5}  # fmt: skip
 CONFIG = {"model_type": "llama", "hidden_size": 4096, "num_attention_heads": 32,
           "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000}  # fmt: skip
 
@@ -175,6 +177,7 @@ KINDS = {
     "library": Kind(GEMM.to_json(), export.main, lambda p: [
         str(p.parent), str(p.parent / "hub"), "--license", "MIT"], MANIFEST),
     "knowledge": Kind(ENTRY, knowledge.main, lambda p: ["show", str(p)], "k.jsonl"),
+    "champions": Kind(CHAMPION, knowledge.main, lambda p: ["show", str(p)], "k.jsonl"),
     "knowledge base": Kind(base(), knowledge.main, lambda p: ["show", str(p)], "k.sqlite"),
     "model": Kind(CONFIG, model_shapes.main, lambda p: [str(p), "--out", str(p.parent / "out")]),
     "surrogate": Kind(weights("surrogate-gdn_decode-h200"), reading(surrogate_file.read), itself),

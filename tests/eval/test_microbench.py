@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.atoms import all_atoms
-from ptxflow.compiler.atoms.document import MEASURED, conditions, timings
+from ptxflow.compiler.atoms.document import MEASURED, UNTIMED, conditions, timings
 from ptxflow.compiler.atoms.table import atom
 from ptxflow.compiler.backend import runtime
 from ptxflow.eval.bench import microbench, probes
@@ -38,10 +38,9 @@ def test_a_kernel_runs_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatc
         warps = probe.least if chains == 1 else min(probe.warps)
         params: list[Any] = [{"buffer": "out"}, {"buffer": "data"}, {"value": 0}]
         if probe.map:
-            columns, rows = probe.map
-            params.append({"tensor_map": "data", "dtype": "bfloat16", "dims": [columns, rows],
-                           "strides": [2 * columns], "box": [columns, rows],
-                           "swizzle": 128})  # fmt: skip
+            params.append({"tensor_map": "data", "dtype": "bfloat16", "dims": [*probe.map],
+                           "strides": [int(2 * x) for x in np.cumprod(probe.map[:-1])],
+                           "box": [*probe.map], "swizzle": 128})  # fmt: skip
         words = probes.CHASE + probe.cluster * probes.HOPS * probes.LINE_WORDS
         launch = parse({
             "version": 1, "grid": [probe.cluster], "cluster": [probe.cluster],
@@ -53,6 +52,12 @@ def test_a_kernel_runs_in_the_emulator(name: str, monkeypatch: pytest.MonkeyPatc
         expected = {"race"} if name.startswith(SAME_BYTES) else set()
         expected |= {"mbarrier-count"} if any(x in name for x in AHEAD) else set()
         assert not verdict.stopped and {f.rule.id for f in verdict.findings} <= expected
+
+
+def test_every_row_has_a_probe_or_a_reason_why_none() -> None:
+    timed = {row for p in probes.probes().values() for row in p.rows}
+    rows = {a.name for a in all_atoms() if probes.ARCH in a.archs}
+    assert timed | {*UNTIMED} == rows and not timed & {*UNTIMED}
 
 
 def test_steps_are_machine_code_that_ptxas_leaves_alone() -> None:

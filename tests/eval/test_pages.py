@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ptxflow.compiler.device import H200
+from ptxflow.compiler.device import H100, H200
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load, names
@@ -18,7 +18,15 @@ from ptxflow.eval import __main__ as evaluate
 from ptxflow.eval.bench.markdown import quoted
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.study import definitions_page, evaluation
-from ptxflow.eval.study.definitions_page import main, space_cells, speeds, typical, verified
+from ptxflow.eval.study.definitions_page import (
+    main,
+    means,
+    measured,
+    space_cells,
+    speeds,
+    typical,
+    verified,
+)
 from ptxflow.eval.study.plots import PLOTS
 from ptxflow.eval.study.style import brief
 from ptxflow.eval.study.tables import tables
@@ -33,7 +41,9 @@ NAME = "gemm_n128_k2048"
 def test_the_page_is_today_s(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    assert main(["--into", str(page)]) == 0
+    plot = tmp_path / "scores.png"
+    assert main(["--into", str(page), "--plot", str(plot)]) == 0
+    assert plot.read_bytes().startswith(b"\x89PNG") and (ROOT / "plots" / plot.name).is_file()
     text = page.read_text(encoding="utf-8")
     assert text == PAGE.read_text(encoding="utf-8"), "run its command again"
     assert len(names()) == 46 and all(f"| {name} | " in text for name in names())
@@ -67,6 +77,36 @@ def test_the_best_right_kernel_of_a_workload_speaks() -> None:
     assert (speed.kernels, speed.right, speed.ratios) == (3, 2, (2.0, 0.5))
     floors = [Floors.of(find_problem(load(NAME), {"M": m})[1], H200) for m in (6, 64)]
     assert speed.shares == pytest.approx([floors[0].attainable / 4, floors[1].attainable / 16])
+
+
+def test_a_score_is_half_beside_the_library_and_one_on_the_roof() -> None:
+    floors = Floors(compute=1.0, memory=3.0, launch=2.0)
+    assert floors.score(9.0, 9.0) == 0.5
+    assert floors.score(6.0, 9.0) == pytest.approx(1 / (1 + (6 - 5) / (9 - 5)))
+    assert floors.score(6.0, 9.0, launch=False) == pytest.approx(1 / (1 + (6 - 3) / (9 - 3)))
+    assert floors.score(4.0, 9.0) == floors.score(5.0, 5.0) == 1.0  # under t_SOL is on it
+    assert floors.score(6.0, 4.5) == 0.0
+
+
+def test_scores_are_beside_libraries_where_there_are_any() -> None:
+    fast, slow = gemm_record("a", 5.5), gemm_record("b", 7.0)
+    alone = replace(gemm_record("c", 5.0), peers={"copy": 1.0})
+    (found,) = speeds([fast, slow, alone])[NAME].scores
+    floors = Floors.of(find_problem(load(NAME), {"M": 6})[1], H200)
+    assert (found.baseline, found.eager, found.clamped) == ("torch.mm", False, False)
+    assert (found.score, found.bare) == (floors.score(5.5, 8), floors.score(5.5, 8, launch=False))
+    row = replace(
+        fast, device="h100", definition="gdn_decode_qk16_v32_d128_k_last", axes={"batch_size": 1},
+        peers={"copy": 1.0, "torch": 90.0}, ratio=None,
+    )  # fmt: skip
+    own = speeds([fast, row, replace(row, definition="unknown")], H100)
+    (eager,) = own[row.definition].scores
+    assert len(own) == 1 and (eager.baseline, eager.eager) == ("torch", True)
+    shown = means({"h200": speeds([fast]), "h100": own}).splitlines()[2:]
+    told = [line.strip("| ").split(" | ") for line in shown]
+    assert told[0][:4] == ["H200", "1", "1", f"{found.score:.2f}"] and told[0][5] == told[0][3]
+    assert told[1][5:7] == ["-", "-"] and told[1][7] == "1"
+    assert "torch (eager) 1" in measured(own)
 
 
 def test_a_page_without_sections_is_refused(

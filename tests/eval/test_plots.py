@@ -52,12 +52,14 @@ def method(i: int) -> dict[str, Any]:
         "curve": [falling, [0.8 * v for v in falling], [1.2 * v for v in falling]],
         "coverage": [rising] * 3,
         "profile": rising,
+        "tflops": [400.0 - 10 * i, 5.0],
     }
 
 
 def group(kind: str) -> dict[str, Any]:
     names = [w["name"] for w in WORKLOADS if w["kind"] == kind]
-    return {"workloads": names, "methods": {m: method(i) for i, m in enumerate(METHODS)}}
+    methods = {m: method(i) for i, m in enumerate(METHODS)}
+    return {"workloads": names, "methods": methods, "tflops": 410.0}
 
 
 def kernels(count: int) -> dict[str, Any]:

@@ -24,11 +24,20 @@ from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import Space, StrategySpace
 from ptxflow.env.tasks.arguments import find_device, find_problem, find_space
 from ptxflow.env.tasks.definition import load
+from ptxflow.eval import __main__ as evaluate
+from ptxflow.eval.study.search.play import interference, play
+from ptxflow.eval.study.search.replay import read_replays
 from ptxflow.eval.tune import session
 from ptxflow.eval.tune.endpoint import ChatError, Endpoint, Recorded
+from ptxflow.eval.tune.method import spoken
 from ptxflow.eval.tune.proposer import Asked, Model, Tried
 from ptxflow.eval.verify.emulation import run_emulation
 
+RECORDS = Path("eval/measurements/h200-serving-more-held-out.jsonl.xz")
+PLAYED = (
+    "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64 batch_size=3 len_indptr=4 num_kv_indices=102 "
+    "num_pages=143 total_q=300"
+)
 Reply = Callable[[BaseHTTPRequestHandler, Mapping[str, Any]], None]
 
 
@@ -241,3 +250,48 @@ def test_transcripts_that_are_none_are_one_line(tmp_path: Path) -> None:
     path.write_text("{}\n")
     with pytest.raises(BadInput, match="no transcript"):
         Recorded(path)
+
+
+@pytest.mark.usefixtures("one_plot")
+def test_a_model_plays_in_an_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told times as they come, is of no use in the end, and plays again from its transcript
+    alone: the same choices, the same tokens; by the rules of play."""
+    (replay,) = [r for r in read_replays([RECORDS]) if r.name == PLAYED]
+    space, chosen = replay.space, np.argsort(-replay.times)[[3, 5, 7, 9]]
+    foreign = json.dumps({"strategies": [
+        space.family.choices(space.strategy(int(space.codes[0])))
+        | {n: next(c for c in d.choices if c not in own)}
+        for d in space.decisions for n, own in [(d.name, replay.choices.get(d.name, ()))] if own
+    ]})  # fmt: skip
+    replies = [foreign, answer(space, *(space.strategy(int(space.codes[i])) for i in chosen[:2])),
+               answer(space, *(space.strategy(int(space.codes[i])) for i in chosen[2:])),
+               *["no"] * 4]  # fmt: skip
+    path, out = tmp_path / "model.jsonl", tmp_path / "out"
+    asked = ["--measurements", str(RECORDS), "--kernels", str(RECORDS), "--workloads", PLAYED,
+             "--methods", "uniform", "--seeds", "2", "--budget", "12", "--parts", "none",
+             "--jobs", "1", "--transcript", str(path), "--out", str(out)]  # fmt: skip
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    assert evaluate.main(asked) == 2 and "has no answers" in capsys.readouterr().err
+    monkeypatch.setenv("PTXFLOW_MODEL", "scripted")
+    with serving(*map(says, replies)) as (url, requests):
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        assert evaluate.main(asked) == 0
+    held = (out / "results.json").read_bytes()
+    (cost,) = json.loads(held)["costs"]
+    assert (cost["method"], cost["workload"]) == ("language model", PLAYED)
+    assert cost["tokens"] == {"prompt": 100 * len(requests), "completion": 10 * len(requests)}
+    assert cost["failed"] == ["0 of 8 strategies after 4 answers"] and len(requests) == 3 + 4
+    assert "| language model |" in capsys.readouterr().out
+    told = requests[-1]["messages"][1]["content"]
+    assert told.count("Tried ") == 4 and f"{replay.seconds[chosen[0]] * 1e6:.2f} us" in told
+    assert "must be one of" in requests[1]["messages"][-1]["content"]
+
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    assert evaluate.main(asked) == 0 and (out / "results.json").read_bytes() == held
+    player = spoken(path, replay)
+    first = play(player, replay, 12, seed=0)
+    assert first[:4].tolist() == chosen.tolist() and len(set(first.tolist())) == 12
+    assert interference(player, replay, first) is None
+    assert player.cost(replay, first) == {n: cost[n] for n in ("tokens", "failed")}

@@ -71,8 +71,24 @@ PATHS = {
         chunk=64, rows=16, helpers=6, solve_block=32, operands="pairs", solve="pairs"
     ),
     "four blocks": strategy(chunk=64, rows=16, helpers=4, order="sequences"),
+    "two kernels": strategy(kernels="two"),
+    "two kernels, blocks in pairs": strategy(
+        chunk=64,
+        rows=16,
+        helpers=4,
+        solve_block=32,
+        operands="pairs",
+        solve="pairs",
+        stages=3,
+        kernels="two",
+    ),
 }
-_QUICK = ("sm_90a: one block", "sm_90a: one block, in pairs", "sm_90a: two tiles a warp")
+_QUICK = (
+    "sm_90a: one block",
+    "sm_90a: one block, in pairs",
+    "sm_90a: two tiles a warp",
+    "sm_90a: two kernels",
+)
 _AXES = {"total_seq_len": 9, "num_seqs": 2, "len_cu_seqlens": 3}
 
 

@@ -1,4 +1,4 @@
-"""MLA: decoding and prefill of latent attention, by mma.sync and wgmma; two families."""
+"""MLA: decoding and prefill of latent attention, by mma.sync, wgmma and tcgen05; two families."""
 
 from __future__ import annotations
 
@@ -135,6 +135,13 @@ WGMMA = {
         rescale="lazy", pieces=2, parts=8, dependent=1, sum_chunks=8
     ),
 }
+#: on sm_100a; decoding's take it by themselves
+TCGEN05 = {
+    "tcgen05, chunks of two tiles": decode(tile=64, sum_chunks=2),
+    "tcgen05, whole sequences, one stage": decode(chunk=0, tile=64, warps=8, stages=1),
+    "tcgen05, four queries": wgmma(),
+    "tcgen05, eight parts of a query": wgmma(queries=1, parts=8, dependent=1, sum_chunks=8),
+}
 _SMALL: dict[str, Any] = {"latent": 64, "rope": 32}
 _SCORES: dict[str, Any] = {"latent": 128, "rope": 64}
 _FREE = frozenset({"fence_mbar_init"})  # threads arrive and wait behind a barrier
@@ -143,7 +150,8 @@ _QUICK = (
     "sm_90a: chunks of one tile", "sm_90a: dims and tokens in parts", "sm_90a: whole sequences",
     "sm_100a: chunks, one stage, queries in registers", "sm_90a: a query", "sm_100a: two parts",
     "sm_90a: wgmma, a part of the scores first", "sm_90a: 128 heads, decode",
-    "sm_90a: 128 heads, wgmma",
+    "sm_90a: 128 heads, wgmma", "sm_100a: tcgen05, chunks of two tiles",
+    "sm_100a: tcgen05, four queries",
 )  # fmt: skip
 #: of 128 heads each CTA writes its own
 SHARED = {
@@ -160,8 +168,8 @@ def _cases(name: str) -> tuple[Case, ...]:
     packed = name == "mla_prefill"
     small, wide = (problem(packed, 16, heads=heads, **_SCORES) for heads in (16, 128))
     ours = [(d, n, s) for d in BOTH for n, s in PATHS.items()]
-    ours += [(H200, n, s) for n, s in WGMMA.items()]
-    shared = [(d, n, s) for d in BOTH for n, s in SHARED.items() if d is H200 or "wg" not in n]
+    ours += [(H200, n, s) for n, s in WGMMA.items()] + [(B200, n, s) for n, s in TCGEN05.items()]
+    shared = [(d, n, s) for d in BOTH for n, s in SHARED.items()]
     return (
         *(Case(n, d, s, small, problem(packed, 64 if d is H200 else 1), (int(d is H200),))
           for d, n, s in ours if s.family == name),
@@ -190,7 +198,7 @@ def _sizes(packed: bool) -> tuple[Size, ...]:
     def fits(f: Fields, p: Problem, dev: Device) -> Any:
         by_wgmma = f.core == "wgmma" if packed else f.tile == 0
         alone = by_wgmma & (f.parts == 1) if packed else by_wgmma
-        assert alone.sum() == (48 if packed and dev is H200 else 0)
+        assert alone.sum() == (48 if dev is H200 else 3) * packed
         assert set(np.unique(f.tile)) == {32, 64} and set(np.unique(f.warps)) == {4, 8}
         held = (registers(f, p, dev) <= register_limit(f, dev)) | by_wgmma
         return held & (own(f, p) >= 1) & np.all(columns(f, p) % 16 == 0)
@@ -263,6 +271,8 @@ def _shared_runs(packed: bool) -> list[Run]:
         "wgmma in parts": (
             H200, wgmma(queries=1, tile=32, stages=4, lead=3, parts=2, sum_chunks=2)
         ),
+        "tcgen05": (B200, wgmma(queries=1)),
+        "decode by tcgen05": (B200, decode(tile=64, warps=8, chunk=0)),
     }  # fmt: skip
     p = problem(packed, 1, 3, 40, 5, heads=128, latent=128, rope=64)
     return [
@@ -322,6 +332,7 @@ def _prefill_runs() -> tuple[Run, ...]:
         ("in parts", B200, prefill(queries=2, warps=8, parts=2)),
         ("wgmma", H200, wgmma(tile=32)),
         ("wgmma, in parts", H200, wgmma(tile=32, parts=4, rescale="lazy", pieces=2)),
+        ("tcgen05", B200, wgmma(parts=2)),
     ):
         for x in (1e-3, 30.0):
             slow = name != "wgmma" or x < 1
@@ -365,6 +376,7 @@ DECODE_ROW = Row(
     ),
     bad=_bad(),
     ordered=(_ordered("decode", decode(chunk=256, dependent=1), kept=24, slow=True),
+             _ordered("decode by tcgen05", decode(chunk=0, tile=64), device=B200),
              _ordered("decode, whole sequences", decode(chunk=0, stages=1), kept=4)),
     planted=(
         Planted(
@@ -403,6 +415,9 @@ PREFILL_ROW = Row(
         _refused(wgmma(stages=4), "a lane looks up a row at most"),
         _refused(wgmma(stages=1), "two or more stages"),
         _refused(wgmma(operand="registers"), "with wgmma eight warps multiply"),
+        *(Refused(problem(True), s, "wgmma is of sm_90a", B200)
+          for s in (wgmma(lead=1), wgmma(pieces=2), wgmma(rescale="lazy"))),
+        Refused(problem(True), wgmma(queries=3), "are the 64 rows of a wgmma", B200),
         _refused(prefill(lead=1), "with wgmma scores may come before another tile's values"),
         _refused(prefill(parts=4), "at most 16 CTAs for each SM, if tokens are in parts"),
         _refused(prefill(dependent=1), "a second kernel is for tokens in parts"),
@@ -449,6 +464,16 @@ PREFILL_ROW = Row(
                 "half of the weights": ("%l_row_sum0, 1, 31", "0, 1, 31"),
                 "another's rows": ("%g_row_of_2_0, %g_row0", "%g_row_of_2_0, %g_row_of_1_0"),
             },
+        ),
+        Planted(
+            "tcgen05", _uneven(), wgmma(), {
+                "sums that are not rescaled": (
+                    re.compile(r"(sub.* %row_max7, .*\s+)ex2\S+ (\S+_0),"), r"\1mov.b32 \2,"
+                ),
+                "a token that is not there": ("%score0_0, 0fFF800000", "%score0_0, 0f00000000"),
+                "other dims": (re.compile(r"(shl.b32 \S+ \S+), 20;"), r"\1, 19;"),
+            },
+            {"lengths": LENGTHS, "queries": QUERIES}, B200,
         ),
     ),
     sampled=_sampled(True),

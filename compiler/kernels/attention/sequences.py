@@ -26,7 +26,16 @@ class Search:
     two searches apart.
     """
 
-    def __init__(self, tensor: str, size: int, scale: int = 1, prefix: str = "", wave: int = 1):
+    def __init__(
+        self,
+        tensor: str,
+        size: int,
+        scale: int = 1,
+        prefix: str = "",
+        wave: int = 1,
+        word: int = WORD,
+    ):
+        self.word = word  # bytes of an entry, the low 32 bits of which count
         self.tensor, self.size, self.scale, self.prefix = tensor, size, scale, prefix
         self.wave, self.before, self.which = wave, self.register("before"), self.register("which")
         # the registers with where sequences begin
@@ -49,7 +58,7 @@ class Search:
             there = base + (LANE + 32 * i)
             inside = there < count
             counted = inside & (self.place(value_of(start), there) < value(place) + 1)
-            loads.append(load_index(start, self.tensor, there, inside))
+            loads.append(load_global(slot(start), self.tensor, there, inside, None, self.word))
             counts.append(at.count_lanes(slot(before), counted))
         body = [
             at.mov(slot(before), 0),

@@ -6,8 +6,15 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.dsa_sparse import cost, decisions
-from ptxflow.compiler.kernels.dsa_sparse.kernel import TOPK, AttendToLists, CombineChunks, Lists
+from ptxflow.compiler.kernels.dsa_sparse.kernel import (
+    TOPK,
+    AttendToLists,
+    CombineChunks,
+    Lists,
+    kernel,
+)
 from ptxflow.compiler.kernels.dsa_sparse.problem import SCHEMA
+from ptxflow.compiler.kernels.mla.blackwell import DIMS, Blackwell
 from ptxflow.compiler.kernels.mla.combine import first_launch, shared, with_sums
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
@@ -16,14 +23,14 @@ from ptxflow.compiler.launch import Launch
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel, and the one that adds chunks up where there are chunks."""
-    k = AttendToLists(p, s, device)
+    k = kernel(p, s, device)
     return program(k.build(), CombineChunks(p, s, device).build()) if k.split else k.build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """The first CTA of a list and its last, of as many tiles as they have, or, where these are
     more, past the ring's second turn; and the second kernel."""
-    k = AttendToLists(p, s, device)
+    k = kernel(p, s, device)
     lists, most = Lists(k), (2 * k.stages + 1) * k.tile
     numbers = sorted({0, lists.cut - 1})
     out = [_part(k, lists, n, min(lists.topk, n * lists.span + most)) for n in numbers]
@@ -48,7 +55,7 @@ def _part(k: AttendToLists, lists: Lists, number: int, topk: int) -> Trip:
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over the variable axes."""
-    k = AttendToLists(p, s, device)
+    k = kernel(p, s, device)
     first = first_launch(k.build(), shared(f"num_tokens * {Lists(k).cut}", k), "num_tokens")
     if not k.split:
         return first
@@ -58,10 +65,11 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Tokens with lists of small heads that the strategy takes: past a ring's second turn, or of
     two chunks and a part, whose last tile is as full as that of the problem."""
-    k = AttendToLists(p, s, device)
+    k = kernel(p, s, device)
     longest = 2 * k.chunk if k.split else 2 * k.stages * k.tile
     page, topk = 1 if p["page_size"] == 1 else 16, longest + (p["topk"] % k.tile or k.tile)
-    heads = {"head_dim_ckv": 16 * max(k.warps, 4), "head_dim_kpe": 64}
+    latent = DIMS if isinstance(k, Blackwell) else 16 * max(k.warps, 4)
+    heads = {"head_dim_ckv": latent, "head_dim_kpe": 64}
     tokens = 3 if longest < 384 else 2
     return Trial(p.at(num_tokens=tokens, topk=topk, page_size=page, num_pages=40, **heads))
 

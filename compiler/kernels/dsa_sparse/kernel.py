@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import LANE, Body, UOp, Value, const, value, value_of
+from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.attend import Attend, Part
+from ptxflow.compiler.kernels.mla.blackwell import Blackwell
 from ptxflow.compiler.kernels.mla.combine import Combine, Parts
 from ptxflow.compiler.kernels.mla.decisions import MMA_TOKENS
 from ptxflow.compiler.kernels.mla.shape import Shape
@@ -102,6 +106,16 @@ class AttendToLists(Attend):
             self._hand_on()
         else:
             self._put(span)
+
+
+class ListsByTcgen05(AttendToLists, Blackwell):
+    """The same by tcgen05."""
+
+
+def kernel(p: Problem, s: Strategy, device: Device) -> AttendToLists:
+    """The first kernel, or the only one."""
+    by_tcgen05 = decisions.by_tcgen05(s.fields(), p, device)
+    return (ListsByTcgen05 if by_tcgen05 else AttendToLists)(p, s, device)
 
 
 class CombineChunks(Combine):

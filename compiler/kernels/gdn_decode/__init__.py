@@ -66,7 +66,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two key heads, or as many as have the same divisions; a ring beyond its 32nd turn."""
+    """Two key heads, or as many as have the same divisions; where a CTA loops, some turns of few
+    heads, and a ring beyond its 32nd turn."""
     k = Kernel(p, s, device)
     heads = sorted({min(n, p["num_q_heads"]) for n in (2, 3, 4, 8)} | {p["num_q_heads"]})
     shapes = tuple(
@@ -77,7 +78,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         if n * k.share % s.head_ctas == 0 or n == p["num_q_heads"]
     )
     sizes = [Size({"batch_size": 1}, None, (2,), absent=True), Size({"batch_size": 3}, None, (4,))]
-    if k.loops:  # one CTA of so many that each has as many steps as 34 turns of the ring take
+    if k.loops:
+        sizes.append(Size({"batch_size": 2}, 29, (1,)))
+        # one CTA of so many that each has as many steps as 34 turns of the ring take
         steps, each = 34 * k.stages, k.tiles_per_row * k.passes
         batch = max(2, -(-steps // each))
         sizes.append(Size({**dict(p.axes), "batch_size": batch}, batch * each // steps, (1,)))

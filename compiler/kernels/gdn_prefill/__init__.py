@@ -4,42 +4,68 @@ from __future__ import annotations
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.attention import few
 from ptxflow.compiler.kernels.gdn_prefill import cost, decisions
-from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
+from ptxflow.compiler.kernels.gdn_prefill.decisions import ONE, TWO, UNIT
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
+from ptxflow.compiler.kernels.gdn_prefill.packets import PACKETS, RELATE, WORDS, Carry, Relate
 from ptxflow.compiler.kernels.gdn_prefill.problem import SCHEMA
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
+from ptxflow.compiler.kernels.gdn_prefill.wide import WIDE
 from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, launch_of
+
+
+def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
+    """The only kernel, or the last of two."""
+    return (Carry if s.get("kernels", ONE) == TWO else Kernel)(p, s, device)
+
+
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel, or two of them."""
+    k = kernel(p, s, device)
+    return program(Relate(p, s, device).build(), k.build()) if isinstance(k, Carry) else k.build()
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """No token, one, a token more than a chunk, as many chunks as stages, past the ring's second
-    turn; one token without a state, too."""
-    k = Kernel(p, s, device)
+    turn; one token without a state, too. Of a first kernel: no token, one, a chunk."""
+    k = kernel(p, s, device)
     lengths = sorted({0, 1, k.chunk + 1, k.stages * k.chunk, 2 * k.stages * k.chunk + 1})
-    return [_trip(k, *each) for each in [*((length, 1) for length in lengths), (1, 0)]]
+    out = [_trip(k, *each) for each in [*((length, 1) for length in lengths), (1, 0)]]
+    if not isinstance(k, Carry):
+        return out
+    return [*(_relate_trip(Relate(p, s, device), n) for n in (0, 1, k.chunk)), *out]
+
+
+def _relate_trip(k: Relate, length: int) -> Trip:
+    """The first chunk of the only sequence."""
+    values = {"num_seqs": 1, "r_begin": 0, "r_end": length, "ctaid": 0, "r_before": 1, "r_which": 1}
+    values |= {register.arg.name: 0 for register in k.search.starts}
+    outputs = ((PACKETS, 1, k.lines * WORDS),) if length else ()
+    return Trip(f"{length} tokens related", tuple(values.items()), outputs, RELATE)
 
 
 def _trip(k: Kernel, length: int, given: int) -> Trip:
     values = {"num_seqs": 1, "begin": 0, "end": length, "ctaid": 0, PRESENT: given}
     outputs = [("new_state", k.rows, k.size), ("output", length, k.rows)]
     name = f"{length} tokens{'' if given else ', no state'}"
-    return Trip(name, tuple(values.items()), tuple(outputs[: 2 if length else 1]))
+    return Trip(name, tuple(values.items()), tuple(outputs[: 2 if length else 1]), ENTRY)
 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grid and parameters, as expressions over num_seqs."""
-    k = Kernel(p, s, device)
+    k = kernel(p, s, device)
     grid = f"num_seqs * {k.value_heads * k.slices}"
     given: Given = {"scale": InputParam("scale", "float32"), PRESENT: PresentParam("state")}
-    return launch_of(ENTRY, grid, k.warps, k.params, given, k.smem_bytes)
+    last = launch_of(ENTRY, grid, k.warps, k.params, given, k.smem_bytes)
+    return Relate(p, s, device).launch(given, last) if isinstance(k, Carry) else last
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Three sequences: some tokens, none, and a token past the ring's turn. Short chunks have two
     value heads: the emulator takes seconds for a chunk."""
-    k = Kernel(p, s, device)
+    k = kernel(p, s, device)
     heads = {"num_q_heads": 1, "num_k_heads": 1, "num_v_heads": 2 if k.chunk == UNIT else 1}
     tokens = k.stages * k.chunk + 4
     return Trial(p.at(num_seqs=3, len_cu_seqlens=4, total_seq_len=tokens, **heads))
@@ -48,7 +74,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions; more sequences of a few tokens; one of
     several chunks."""
-    k = Kernel(p, s, device)
+    k = kernel(p, s, device)
     shapes = tuple(
         {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share} for n in few(k.key_heads)
     )
@@ -70,6 +96,7 @@ GDN_PREFILL = Family.of(
     ("gdn",),
     decisions,
     cost,
-    Kernels(lambda p, s, d: Kernel(p, s, d).build(), trips, launch, trial, trials),
+    Kernels(build, trips, launch, trial, trials),
+    more=WIDE,
     accepts=lambda inputs: "cu_seqlens" in inputs,
 )

@@ -18,7 +18,6 @@ from ptxflow.compiler.kernels.gdn_decode import gates
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,
     BLOCK_PITCH,
-    GATE_BUFFERS,
     NEAR_BYTES,
     NEAR_PITCH,
     UNIT,
@@ -29,10 +28,20 @@ from ptxflow.compiler.kernels.gdn_prefill.shape import (
     Gate,
     Shape,
 )
-from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, a_rows, load_matrix, mma, n_rows
+from ptxflow.compiler.tile.operands import (
+    COLUMN,
+    QUAD,
+    ROW,
+    a_rows,
+    k_rows,
+    load_matrix,
+    mma,
+    n_rows,
+)
 from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import (
     Float32,
+    UInt32,
     emit,
     exp2,
     maximum,
@@ -43,6 +52,8 @@ from ptxflow.compiler.tile.values import (
 )
 
 SHUT = -160.0  # of a log2 decay: 2^-160 is 0 in float32, and sums stay precise
+N_BLOCK = n_rows(BLOCK_PITCH)
+K_BLOCK = k_rows(BLOCK_PITCH)
 PIECE = 16  # bytes of a copy
 MEETING = 1  # the named barrier of the helpers
 
@@ -90,6 +101,15 @@ class ChunkWarps(Shape):
 
     def before(self) -> None:
         """What comes before the first chunk."""
+        self._begin(0)
+        self._first_copies()
+
+    def _first_copies(self) -> None:
+        for n in range(self.stages - 2):
+            emit(when(self.chunks >= n + 1, self.ask(n)), at.copies_commit())
+
+    def _begin(self, first: Value) -> None:
+        """The gates of the first chunk, and what those of later ones take."""
         r, wide = self.r, self._lane_tokens
         self.gate_a, self.gate_b = r.float32(wide), r.float32(wide)
         with trace() as scale:
@@ -102,28 +122,40 @@ class ChunkWarps(Shape):
                 emit(load_global(held.slot, name, self.place[1]))
             self.rate = gates.times(gates.exponential(A_log), -1 / math.log(2))
             self.minus_bias, self.shut = gates.times(dt_bias, -1.0), r.constant(SHUT)
-            emit(self._load_gates(0))
-            self._gates(0)
-            emit(self._later(1))
+            emit(self._load_gates(first))
+            self._gates(first)
+            emit(self._later(1) if self.carries else None)
         if self.solve_units > 1:
             emit(self._some(0, 1, traced(self._clear)))
-        for n in range(self.stages - 2):
-            emit(when(self.chunks >= n + 1, self.ask(n)), at.copies_commit())
 
     def relate(self, n: UOp) -> None:
         """The work on chunk n, and the gates of the next."""
-        emit(at.copies_wait(pending=self.stages - 2))
+        self._arrived(n, self.stages - 2)
+        self._relate(n)
+        with where(self._gatekeeper & (n + 1 < self.chunks)):
+            self._gates(n + 1)
+            emit(self._later(n + 2))
+
+    def _arrived(self, n: UOp, pending: int) -> None:
+        """Waits for the copies of chunk n, behind which so many are on their way."""
+        emit(at.copies_wait(pending=pending))
         if self.operand != self.dtype:
             self._convert(n)
+
+    def _relate(self, n: UOp) -> None:
+        """The tokens of chunk n to each other, as main warps need it."""
         emit(self._meet())
         for i in self._rounds(self.blocks):
             emit(self._some(i, self.blocks, traced(self._block, n, i)))
         emit(self._meet())
         for i in self._rounds(self.solving):
             emit(self._some(i, self.solving, traced(self._solve, n, i)))
-        with where(self._gatekeeper & (n + 1 < self.chunks)):
-            self._gates(n + 1)
-            emit(self._later(n + 2))
+
+    def handed(self, n: UOp, name: str, index: int, part: int) -> UInt32:
+        """A term of a block of `scores`, `pulls` or `solved`, as an operand of main warps."""
+        if name == "solved":
+            return load_matrix(self.r, self.solved_blocks(n, index, part), K_BLOCK, True)
+        return load_matrix(self.r, self.block(getattr(self, name), n, index, part), N_BLOCK)
 
     def _later(self, n: Value) -> UOp:
         """Asks for the gates of a chunk, if it is there."""
@@ -230,7 +262,8 @@ class ChunkWarps(Shape):
                 emit(at.st_shared_lanes(place, LANE << 2, 1, held[i].slot))
 
     def _gate_part(self, n: Value, which: Gate, i: int) -> UOp:
-        return slot(self.gates, n % GATE_BUFFERS, which * self.gate_bytes + i * WARP * 4, WARP * 4)
+        first = which * self.gate_bytes + i * WARP * 4
+        return slot(self.gates, n % self.gate_buffers, first, WARP * 4)
 
     # -- tokens and tokens ---------------------------------------------------------------------
 
@@ -254,7 +287,7 @@ class ChunkWarps(Shape):
             for half in (0, QUAD):
                 for sums, rows in ((keys, a), (scores, q)):
                     pair = b[half // 2 : half // 2 + 2].slot
-                    emit(mma(sums[half : half + QUAD].slot, [rows.slot], pair, self.operand))
+                    emit(mma(sums[half : half + QUAD].slot, [rows.slot], pair, self.related))
         gap, minus = self._decays(n, i, j)
         keys, scores = keys * gap, scores * (gap * self.scale)
         self._weigh(i, j, keys, scores, minus)

@@ -39,6 +39,7 @@ class Costs:
 
 
 CHUNKS = choices(decisions.DECISIONS, "chunk")
+RELATING_REGISTERS = 96  # that the first of two kernels takes
 CUTS = (1, 2, 4, 8)  # CTAs that share a head
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
@@ -51,6 +52,8 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     steps = np.ceil(problem["total_seq_len"] / sequences / f.chunk)
     taken = decisions.resources(f, problem, device)
     own, shared = _main_products(f, size), decisions.blocks(f) * (size // decisions.UNIT) * 4
+    alone = f.get("kernels", decisions.ONE) == decisions.ONE
+    shared, packet = np.where(alone, shared, 0), np.where(alone, 0, _packet(f))
     products = decisions.main_warps(f) * f.row_tiles * own + shared
     state_bytes = 8 * f.rows * size
     row_bytes = ELEMENT * (2 * size + 2 * f.rows)
@@ -62,11 +65,35 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         mma_cycles=c.mma * products,
         smem_bytes=512 * (decisions.main_warps(f) * _matrices(f, size) + 0.75 * shared)
         + f.chunk * (2 * decisions.key_pitch(problem) + decisions.value_pitch(f)),
-        l2_bytes=f.chunk * row_bytes,
-        issue_cycles=np.maximum(_main(f, size, c), _helper(f, problem, c)),
+        l2_bytes=f.chunk * row_bytes + packet,
+        issue_cycles=np.maximum(
+            _main(f, size, c), np.where(alone, _helper(f, problem, c), _copies(f, problem, c))
+        ),
         epilogue_cycles=state_bytes / 32,
         dram_bytes=problem.bytes * c.dram,
         setup_cycles=c.start + state_bytes / 32,
+        following=None if alone is True else _relating(f, problem, device, c, alone),
+    )
+
+
+def _packet(f: Fields) -> Any:
+    """Bytes of what tokens of a chunk do to each other, between two kernels."""
+    return decisions.LINE * decisions.packet_lines(f)
+
+
+def _relating(f: Fields, problem: Problem, device: Device, c: Costs, alone: Any) -> Demand:
+    """The load of the kernel that relates tokens, which is launched first; a tile is a chunk."""
+    heads, size = problem["num_v_heads"], problem["head_size"]
+    count = (problem["total_seq_len"] // f.chunk + problem["num_seqs"]) * heads
+    smem = decisions.relating_bytes(f, problem)
+    threads = decisions.WARP * f.helpers
+    return Demand(
+        blocks=np.where(alone, 0, count),
+        resident=np.maximum(device.resident_blocks(smem, RELATING_REGISTERS, threads), 1),
+        mma_cycles=c.mma * 4 * decisions.blocks(f) * (size // decisions.UNIT),
+        l2_bytes=2 * ELEMENT * f.chunk * size + _packet(f),
+        issue_cycles=_helper(f, problem, c),
+        setup_cycles=c.start,
     )
 
 
@@ -98,13 +125,18 @@ def _helper(f: Fields, problem: Problem, c: Costs) -> Any:
     """Cycles of a helper alone for a chunk."""
     size = problem["head_size"]
     mine = np.ceil(decisions.blocks(f) / f.helpers)
+    columns = np.ceil(f.chunk / decisions.WARP / f.helpers) * f.solve_block
+    related = mine * (c.relate + size // decisions.UNIT * (4 * c.issue + 3 * c.matrix))
+    return c.gates + _copies(f, problem, c) + related + columns * c.column
+
+
+def _copies(f: Fields, problem: Problem, c: Costs) -> Any:
+    """Of it what copies take."""
+    size = problem["head_size"]
     keys = f.chunk * 2 * size * ELEMENT / 16 / decisions.WARP / f.helpers
     values = f.chunk * f.rows * ELEMENT / 16 / decisions.WARP / f.helpers
     convert = np.where((f.operands == decisions.HALF) & (problem.dtype != "float16"), c.convert, 0)
-    columns = np.ceil(f.chunk / decisions.WARP / f.helpers) * f.solve_block
-    related = mine * (c.relate + size // decisions.UNIT * (4 * c.issue + 3 * c.matrix))
-    copies = (keys + values) * c.copy + keys * convert
-    return c.gates + copies + related + columns * c.column + c.turn
+    return (keys + values) * c.copy + keys * convert + c.turn
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:

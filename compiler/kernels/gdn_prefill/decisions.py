@@ -17,8 +17,10 @@ from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
 
 WARP = 32
 UNIT = 16  # tokens, rows and keys of an MMA
+LINE = 512  # bytes that a warp copies at a time: 16 of each lane; a block as lanes hold it
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
 HALF, PAIRS = "half", "pairs"
+ONE, TWO = "one", "two"
 BLOCK_PITCH = UNIT * ELEMENT + PAD  # bytes between rows of a 16 x 16 block of 16-bit elements
 BLOCK_BYTES = UNIT * BLOCK_PITCH
 NEAR_PITCH = (UNIT + 4) * 4  # and of one in float32
@@ -96,14 +98,38 @@ def square(f: Fields) -> Any:
     return (f.solve_block // UNIT) ** 2
 
 
+def numbers_bytes(f: Fields) -> Any:
+    """Of a chunk's arrays of gates, the last of which has a number for each lane."""
+    return (GATES - 1) * gate_bytes(f) + 4 * WARP
+
+
+def packet_lines(f: Fields) -> Any:
+    """Of what a chunk's tokens do to each other, for a value head: see `packets.blocks`."""
+    handed = blocks(f) * (parts(f, "operands") + parts(f, "solve"))
+    return handed + -(-numbers_bytes(f) // LINE)
+
+
+def relating_bytes(f: Fields, problem: Problem) -> Any:
+    """Of the layout of `packets.Relate`."""
+    handed = blocks(f) * BLOCK_BYTES * parts(f, "operands")
+    handed = handed + np.where(far(f), blocks(f) * BLOCK_BYTES * parts(f, "solve"), 0)
+    solved = solves(f) * square(f)
+    handed = handed + solved * (BLOCK_BYTES * parts(f, "solve") + NEAR_BYTES)
+    return 2 * f.chunk * key_pitch(problem) + GATES * gate_bytes(f) + handed
+
+
 def smem_bytes(f: Fields, problem: Problem) -> Any:
-    """Of the layout in `kernel.Shape`."""
+    """Of the layout in `kernel.Shape`, or of `packets.Carry`, the larger of two kernels'."""
+    if_two = f.stages * (
+        f.chunk * (2 * key_pitch(problem) + value_pitch(f)) + LINE * packet_lines(f)
+    )
     ring = f.stages * f.chunk * (2 * key_pitch(problem) + value_pitch(f))
     handed = blocks(f) * BLOCK_BYTES * parts(f, "operands")
     handed = handed + np.where(far(f), blocks(f) * BLOCK_BYTES * parts(f, "solve"), 0)
     handed = handed + solves(f) * square(f) * BLOCK_BYTES * parts(f, "solve")
     near = solves(f) * square(f) * NEAR_BYTES
-    return ring + BUFFERS * handed + GATE_BUFFERS * GATES * gate_bytes(f) + near
+    one = ring + BUFFERS * handed + GATE_BUFFERS * GATES * gate_bytes(f) + near
+    return np.where(f.get("kernels", ONE) == ONE, one, if_two)
 
 
 def registers(f: Fields, problem: Problem) -> Any:
@@ -132,6 +158,7 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     return Resources(smem, held, threads, 0 * f.rows, resident)
 
 
+SHARED = "chunks exceed the shared memory of a CTA"
 RULES = (
     rule(
         "the rows of a CTA divide those of a state",
@@ -154,7 +181,7 @@ RULES = (
         lambda f, p, d: f.helpers <= 2 * blocks(f),
     ),
     rule(
-        "chunks exceed the shared memory of a CTA",
+        SHARED,
         "chunk rows stages operands solve solve_block",
         lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
     ),

@@ -8,15 +8,17 @@ updates X^T, then the output and the new state.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, const, param, var
 from ptxflow.compiler.ir.statements import KernelInfo, Params, loop, parameters, when
-from ptxflow.compiler.ir.storage import part, slot
+from ptxflow.compiler.ir.storage import part
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import ChunkWarps
-from ptxflow.compiler.kernels.gdn_prefill.decisions import BLOCK_PITCH, UNIT
-from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES, ELEMENT, STATE_BYTES
+from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
+from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT, STATE_BYTES
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT, Gate
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, k_rows, load_matrix, mma, n_rows
@@ -25,15 +27,15 @@ from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced
 
 ENTRY = "gdn_prefill"
 TENSORS = "q k v state A_log a dt_bias b cu_seqlens output new_state"
-N_BLOCK = n_rows(BLOCK_PITCH)
-K_BLOCK = k_rows(BLOCK_PITCH)
 Held = dict[tuple[int, int], Float32]  # by a warp's tile of rows and 16 tokens
 Terms = dict[tuple[int, int], list[UInt32]]
 
 
 class Kernel(ChunkWarps):
     """A gdn_prefill strategy applied to a problem. A tile is 16 rows; a main warp holds `row_tiles`
-    of them."""
+    of them. `waits`: helpers wait for the kernel before, which may still run."""
+
+    waits = False
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
@@ -157,17 +159,14 @@ class Kernel(ChunkWarps):
     def _add_pulls(self, n: UOp, i: int, j: int, pull: list[Float32], updates: Terms) -> None:
         """What updates of 16 earlier tokens do to 16 later ones."""
         index, count = self.triangle(i, j), self.solve_parts
-        b = [
-            load_matrix(self.r, self.block(self.pulls, n, index, p), N_BLOCK) for p in range(count)
-        ]
+        b = [self.handed(n, "pulls", index, p) for p in range(count)]
         for t in self.tiles:
             self._add(self._unit(pull[t], i), updates[t, j][:count], b)
 
     def _add_solved(self, n: UOp, solve: int, i: int, j: int, right: Terms, solved: Held) -> None:
         u = self.solve_units
         index = solve * self.square + i % u * u + j % u
-        places = [self.solved_blocks(n, index, p) for p in range(self.solve_parts)]
-        b = [load_matrix(self.r, place, K_BLOCK, True) for place in places]
+        b = [self.handed(n, "solved", index, p) for p in range(self.solve_parts)]
         for t in self.tiles:
             self._add(solved[t, i], right[t, j], b)
 
@@ -195,8 +194,7 @@ class Kernel(ChunkWarps):
                     emit(at.rescale(sums[h * QUAD : (h + 1) * QUAD].slot, factor[h].slot))
             for j in range(i + 1):
                 index = self.triangle(i, j)
-                places = [self.block(self.scores, n, index, p) for p in range(self.parts)]
-                b = [load_matrix(self.r, place, N_BLOCK) for place in places]
+                b = [self.handed(n, "scores", index, p) for p in range(self.parts)]
                 for t, sums in enumerate(units):
                     self._add(sums, updates[t, j][: self.parts], b)
             for t, sums in enumerate(units):
@@ -240,8 +238,9 @@ class Kernel(ChunkWarps):
         n, helps, main = var("chunk"), self.mains <= WARP, self.mains > WARP
         turns = self.chunks + self.chunks.min(1)
         body = [
-            *self._bounds(),
+            *self.find_bounds(),
             when(main, self.load_state()),
+            when(helps, at.grid_wait()) if self.waits else None,
             when(helps & (const(0) < self.chunks), traced(self.before)),
             loop(
                 n,
@@ -254,11 +253,4 @@ class Kernel(ChunkWarps):
             when(main, self.store_state()),
         ]
         info = KernelInfo(ENTRY, self.device.arch, self.warps, 1, self.params, self.storage)
-        return finish(info, *body)
-
-    def _bounds(self) -> list[UOp]:
-        """Where the sequence begins and ends: the low words of two bounds."""
-        return [
-            load_global(slot(register), "cu_seqlens", self.place[0] + i, element=BOUND_BYTES)
-            for i, register in enumerate(self.bounds)
-        ]
+        return finish(replace(info, dependent=self.waits), *body)

@@ -22,7 +22,9 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     NEAR_BYTES,
     UNIT,
 )
+from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Float32, Registers, UInt32, emit
 
 PRESENT = "state_present"
@@ -40,7 +42,12 @@ class Gate(IntEnum):
 
 
 class Shape:
-    """What main warps and helpers agree on."""
+    """What main warps and helpers agree on.
+
+    `carries`: whether there are main warps; else a CTA relates the tokens of a single chunk.
+    """
+
+    carries, prefix = True, ""
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         self.problem, self.s, self.device = problem, s, device
@@ -49,8 +56,10 @@ class Shape:
         self.key_heads = problem["num_q_heads"]
         self.share = self.value_heads // self.key_heads  # value heads of a key head
         self.chunk, self.rows = int(s.chunk), int(s.rows)
-        self.helpers, self.stages = int(s.helpers), int(s.stages)
-        self.mains, self.warps = int(decisions.main_warps(f)), int(decisions.warps(f))
+        self.helpers, self.stages = int(s.helpers), int(s.stages) if self.carries else 1
+        self.mains = int(decisions.main_warps(f)) if self.carries else 0
+        self.warps = self.mains + self.helpers
+        self.buffers, self.gate_buffers = (BUFFERS, GATE_BUFFERS) if self.carries else (1, 1)
         self.slices = self.size // self.rows  # CTAs of a head
         self.units, self.steps = self.chunk // UNIT, self.size // UNIT
         self.blocks, self.solves = int(decisions.blocks(f)), int(decisions.solves(f))
@@ -60,11 +69,13 @@ class Shape:
         self.solve_parts = int(decisions.parts(f, "solve"))
         self.dtype = PTX_TYPE[problem.dtype]
         self.operand = "f16" if s.operands == decisions.HALF else self.dtype
+        # what queries and keys are multiplied as with each other: as they come, without states
+        self.related = self.operand if self.carries else self.dtype
         self.key_pitch = decisions.key_pitch(problem)
         self.value_pitch = int(decisions.value_pitch(f))
         self.gate_bytes = int(decisions.gate_bytes(f))
         self.smem_bytes = int(decisions.smem_bytes(f, problem))
-        self.r = Registers()
+        self.r = Registers(self.prefix)
         self._storage()
         self.begin = value_of(self.bounds[0])  # the first token of the sequence
         self.end = value_of(self.bounds[1])
@@ -76,14 +87,14 @@ class Shape:
         self.q = smem("queries", row, self.stages, align=128)
         self.k = smem("keys", row, self.stages, align=128)
         self.v = smem("values", self.chunk * self.value_pitch, self.stages, align=128)
-        self.gates = smem("gates", decisions.GATES * self.gate_bytes, GATE_BUFFERS, align=128)
+        self.gates = smem("gates", decisions.GATES * self.gate_bytes, self.gate_buffers, align=128)
         block = self.blocks * BLOCK_BYTES
-        self.scores = smem("scores", block * self.parts, BUFFERS, align=128)
-        self.pulls = smem("pulls", block * self.solve_parts, BUFFERS, align=128)
+        self.scores = smem("scores", block * self.parts, self.buffers, align=128)
+        self.pulls = smem("pulls", block * self.solve_parts, self.buffers, align=128)
         solved = self.solves * self.square * BLOCK_BYTES
-        self.solved = smem("solved", solved * self.solve_parts, BUFFERS, align=128)
+        self.solved = smem("solved", solved * self.solve_parts, self.buffers, align=128)
         self.near = smem("near", self.solves * self.square * NEAR_BYTES, align=128)
-        self.bounds = [frag("begin", 1, "b32"), frag("end", 1, "b32")]
+        self.bounds = [frag(self.prefix + name, 1, "b32") for name in ("begin", "end")]
 
     @property
     def storage(self) -> tuple[UOp, ...]:
@@ -115,11 +126,18 @@ class Shape:
             emit(at.pack_rest(out[1].slot, x.slot, out[0].slot, dtype=self.operand))
         return out
 
+    def find_bounds(self) -> list[UOp]:
+        """Where the sequence begins and ends: the low words of two bounds."""
+        return [
+            load_global(slot(register), "cu_seqlens", self.place[0] + i, element=BOUND_BYTES)
+            for i, register in enumerate(self.bounds)
+        ]
+
     # -- shared memory -------------------------------------------------------------------------
 
     def gate(self, n: UOp, which: Gate) -> UOp:
         size = decisions.WARP * 4 if which is Gate.TOTAL else self.gate_bytes
-        return slot(self.gates, n % GATE_BUFFERS, which * self.gate_bytes, size)
+        return slot(self.gates, n % self.gate_buffers, which * self.gate_bytes, size)
 
     def token_rows(self, storage: UOp, n: UOp, unit: Value) -> UOp:
         """The rows of 16 tokens of a chunk."""
@@ -129,12 +147,12 @@ class Shape:
     def block(self, storage: UOp, n: UOp, index: Value, part: int = 0) -> UOp:
         """A 16 x 16 block of scores or pulls; `part`: the first or the second term."""
         first = part * self.blocks * BLOCK_BYTES
-        return slot(storage, n % BUFFERS, index * BLOCK_BYTES + first, BLOCK_BYTES)
+        return slot(storage, n % self.buffers, index * BLOCK_BYTES + first, BLOCK_BYTES)
 
     def solved_blocks(self, n: UOp, index: Value, part: int, count: int = 1) -> UOp:
         """Blocks of the inverse, by columns; those of tokens that are solved at a time together."""
         first = part * self.solves * self.square * BLOCK_BYTES
-        return slot(self.solved, n % BUFFERS, index * BLOCK_BYTES + first, count * BLOCK_BYTES)
+        return slot(self.solved, n % self.buffers, index * BLOCK_BYTES + first, count * BLOCK_BYTES)
 
     def near_blocks(self, index: Value, count: int = 1) -> UOp:
         return slot(self.near, 0, index * NEAR_BYTES, count * NEAR_BYTES)

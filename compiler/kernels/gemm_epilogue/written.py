@@ -1,41 +1,33 @@
-"""An epilogue that is given as text: a restricted syntax, parsed, never executed.
+"""An epilogue that is given as text: see `tile.text`.
 
 Statements `name = expression;` and at last an expression: what becomes of an accumulator. Names are
 `acc`, the tensors `bias`, `up`, `residual` (read where they are named) and what was assigned; there
-are numbers, + - * /, and the functions below. All else is refused with a sentence and its place.
+are numbers, + - * /, and the functions below.
 """
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm_epilogue.fused import LOG2E, Fused, Loads
 from ptxflow.compiler.kernels.gemm_epilogue.problem import READ
+from ptxflow.compiler.tile.text import ARITHMETIC, Body, Language, Means
 from ptxflow.compiler.tile.values import Float32, exp2, log2, maximum, minimum, trace
 
-T = TypeVar("T")
 #: functions and how many arguments each has
 FUNCTIONS = {
     "exp": 1, "exp2": 1, "log2": 1, "rsqrt": 1, "sigmoid": 1, "silu": 1, "relu": 1, "abs": 1,
     "tanh": 1, "gelu_tanh": 1, "max": 2, "min": 2,
 }  # fmt: skip
-OPERATORS: dict[type[ast.operator], str] = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"
-}  # fmt: skip
-MOST_CHARACTERS, MOST_NODES = 2000, 64
-
-
-class Refused(CompileError):
-    """A text is no epilogue; the message says why, and where."""
+OPERATORS = {node: name for node, name in ARITHMETIC.items() if name in ("+", "-", "*", "/")}
+LANGUAGE = Language("an epilogue", ("acc", *READ), OPERATORS, FUNCTIONS)
 
 
 @dataclass(frozen=True)
@@ -43,75 +35,23 @@ class Epilogue:
     """`reads` are the tensors that the text names, in the order of READ."""
 
     text: str
-    body: tuple[ast.stmt, ...]
+    body: Body
     reads: tuple[str, ...]
 
     @staticmethod
     def parse(text: str) -> Epilogue:
         """Raises Refused."""
-        if len(text) > MOST_CHARACTERS:
-            raise Refused(f"an epilogue has {MOST_CHARACTERS} characters at most, not {len(text)}")
-        try:
-            body = ast.parse(text.strip()).body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise Refused(f"no syntax of an epilogue: {error}") from None
-        named = {n.id for s in body for n in ast.walk(s) if isinstance(n, ast.Name)}
-        found = Epilogue(text, tuple(body), tuple(n for n in READ if n in named))
-        count = sum(isinstance(n, ast.expr) for s in body for n in ast.walk(s))
-        if count > MOST_NODES:
-            raise Refused(f"an epilogue has {MOST_NODES} terms at most, not {count}")
+        body = LANGUAGE.parse(text)
+        found = Epilogue(text, body, tuple(n for n in READ if n in LANGUAGE.named(body)))
         nothing = dict.fromkeys((*OPERATORS.values(), *FUNCTIONS), lambda *_: None)
         found.evaluate(dict.fromkeys(("acc", *found.reads)), lambda number: None, nothing)
         return found
 
     def evaluate(
-        self,
-        given: Mapping[str, T],
-        number: Callable[[float], T],
-        means: Mapping[str, Callable[..., T]],
-    ) -> T:
-        """Its value, of values for names, by what numbers, operators and functions mean."""
-        held, last = dict(given), len(self.body) - 1
-
-        def value(node: ast.expr) -> T:
-            match node:
-                case ast.Name(id=name) if name in held:
-                    return held[name]
-                case ast.Name(id=name):
-                    raise _at(node, f"no value is called {name}; there are {', '.join(held)}")
-                case ast.Constant(value=int() | float() as x) if (
-                    type(x) is not bool and abs(x) < 2**127
-                ):
-                    return number(float(x))
-                case ast.UnaryOp(op=ast.USub(), operand=x):
-                    return means["*"](number(-1.0), value(x))
-                case ast.BinOp(left=a, op=op, right=b) if type(op) in OPERATORS:
-                    return means[OPERATORS[type(op)]](value(a), value(b))
-                case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
-                    if len(args) != FUNCTIONS[name]:
-                        raise _at(node, f"{name} takes {FUNCTIONS[name]}, not {len(args)}")
-                    return means[name](*map(value, args))
-                case ast.Call(func=func):
-                    known = ", ".join(FUNCTIONS)
-                    raise _at(node, f"{ast.unparse(func)[:40]} is no function; there are {known}")
-            raise _at(node, f"{ast.unparse(node)[:40]} is not allowed")
-
-        for i, statement in enumerate(self.body):
-            match statement:
-                case ast.Expr(value=node) if i == last:
-                    return value(node)
-                case ast.Assign(targets=[ast.Name(id=name)], value=node) if i < last:
-                    if name in ("acc", *READ, *FUNCTIONS):
-                        raise _at(statement, f"{name} cannot be assigned")
-                    held[name] = value(node)
-                case _:
-                    raise _at(statement, "statements are `name = expression`, the last a value")
-        raise Refused("an epilogue ends with an expression")
-
-
-def _at(node: ast.AST, why: str) -> Refused:
-    place = f"line {getattr(node, 'lineno', 1)}, column {getattr(node, 'col_offset', 0) + 1}"
-    return Refused(f"{place}: {why}")
+        self, given: Mapping[str, Any], number: Callable[[float], Any], means: Means
+    ) -> Any:
+        """See `Language.evaluate`."""
+        return LANGUAGE.evaluate(self.body, given, number, means)
 
 
 class Written(Fused):

@@ -224,7 +224,8 @@ class Kernel(Block):
         if masked:
             scores = self.keep.float32(self.tile_kv)
             emit(at.hide_behind(scores.slot, self.held.slot, visible))
-        softmax.update_max(scores, masked, first, f"{kind}_rises")
+        scores = self.hide(scores, step, lambda i: (self.row, i))
+        softmax.update_max(scores, masked or bool(self.mask), first, f"{kind}_rises")
         own = softmax.packed_probs(scores, self.packed, self.dtype)
         if not first:
             if self.s.overlap:

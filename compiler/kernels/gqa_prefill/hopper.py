@@ -126,7 +126,8 @@ class Kernel(Block, Output):
             ends = (self.visible(row + 8 * half, step) - column for half in range(2))
             scores = self.keep.float32(scores.n, dtype="f32")
             emit(at.hide_columns(scores.slot, self.scores.slot, *ends))
-        softmax.update_max(scores, masked, first)
+        scores = self.hide(scores, step, self.place)
+        softmax.update_max(scores, masked or bool(self.mask), first)
         factor = softmax.row_sum if first else softmax.factor()
         probs = softmax.probs(scores)
         own = softmax.layout.reduce(probs, SUM)
@@ -134,6 +135,11 @@ class Kernel(Block, Output):
             own = fma(softmax.row_sum, factor, own)
         softmax.add(own, first=True)
         return probs, factor
+
+    def place(self, i: int) -> tuple[UOp, UOp]:
+        """Row and column, in its tile, of a register of scores."""
+        row = self.warp_row + (LANE >> 2) + 8 * (i >> 1 & 1)
+        return row, ((LANE & 3) << 1) + (8 * (i >> 2) + (i & 1))
 
     def release(self, name: str, step: Value) -> UOp:
         return self.rings[name][0].release(step)

@@ -8,6 +8,8 @@ for all numbers that can occur; a few of them find no tile and leave.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
@@ -16,9 +18,10 @@ from ptxflow.compiler.ir.statements import Body, loop
 from ptxflow.compiler.ir.storage import global_tensor, value_of
 from ptxflow.compiler.kernels.attention.sequences import load_index
 from ptxflow.compiler.kernels.gqa_prefill.decisions import HEADS, tile_rows
+from ptxflow.compiler.kernels.gqa_prefill.mask import Mask
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
-from ptxflow.compiler.tile.values import Registers
+from ptxflow.compiler.tile.values import Float32, Registers, emit
 
 WARP_LANES = 32
 
@@ -26,8 +29,11 @@ WARP_LANES = 32
 class Work:
     """A strategy applied to a problem: its tiles of queries, as every warp of a block sees them.
 
-    A tile has `rows` rows: `tokens` tokens, each in `share` heads that read the same keys.
+    A tile has `rows` rows: `tokens` tokens, each in `share` heads that read the same keys. A `mask`
+    that somebody wrote holds beside causality; tiles of which it hides all keys are not skipped.
     """
+
+    mask: Mask | None = None
 
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
         self.problem, self.s, self.device = problem, strategy, device
@@ -144,6 +150,22 @@ class Work:
         """How many keys of a step's tile a row sees, signed."""
         token = self.first_token + value(row) // self.share
         return token + 1 + self.keys - self.queries - self.tile_at(step) * self.tile_kv
+
+    def hide(
+        self, scores: Float32, step: Value, place: Callable[[int], tuple[Value, Value]]
+    ) -> Float32:
+        """Scores of a step, by the `place` (row, column) of each in its tile: minus infinity where
+        the mask hides them."""
+        if self.mask is None:
+            return scores
+        out = self.keep.float32(scores.n, dtype=scores.slot.src[0].arg.dtype)
+        emit(at.copy(out.slot, scores.slot))
+        first = self.tile_at(step) * self.tile_kv
+        for i, (row, column) in enumerate(map(place, range(scores.n))):
+            token = self.first_token + value(row) // self.share + self.keys - self.queries
+            given = {"q": token, "k": first + column, "queries": self.queries, "keys": self.keys}
+            emit(at.hide(out[i].slot, self.mask.condition(given)))
+        return out
 
     # -- places in global memory ---------------------------------------------------------------
 

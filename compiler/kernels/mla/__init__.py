@@ -11,6 +11,7 @@ from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.attention import held_of, sized
 from ptxflow.compiler.kernels.mla import cost, decisions
 from ptxflow.compiler.kernels.mla.attend import Attend
+from ptxflow.compiler.kernels.mla.blackwell import DIMS, Blackwell
 from ptxflow.compiler.kernels.mla.combine import (
     Combine,
     CombineParts,
@@ -33,6 +34,8 @@ LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Attend | Hopper:
     """The first kernel, or the only one."""
+    if decisions.by_tcgen05(s.fields(), p, device):
+        return Blackwell(p, s, device)
     by_wgmma = s.family == PREFILL and s.core == WGMMA
     return Hopper(p, s, device) if by_wgmma else Attend(p, s, device)
 
@@ -185,8 +188,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     sequences = 3 if k.chunk < LONG else 1
     turn = (2 * k.stages + 1) * k.tile + 3
     tokens = min(2, sequences) * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 2)
-    small = {"page_size": page, "head_dim_ckv": 16 * max(k.warps, 4), "head_dim_kpe": 64}
-    p = p.at(**small)
+    latent = DIMS if isinstance(k, Blackwell) else 16 * max(k.warps, 4)
+    p = p.at(page_size=page, head_dim_ckv=latent, head_dim_kpe=64)
     return Trial(p.at(**sized(p, sequences, 2 * k.queries + 3, tokens, least=3)))
 
 

@@ -64,6 +64,7 @@ class Attend(Multiplier):
     """The first kernel."""
 
     prefixes = ("", GATHERING)  # of the registers in which its roles hold their spans
+    given = (GATHER_REGS, MULTIPLY_REGS)  # to a thread of those that gather, and that multiply
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
@@ -80,11 +81,11 @@ class Attend(Multiplier):
         find, span = self.work.find()
         seek, asked = self.asking.find()
         early = self.split and self.s.dependent
-        theirs, mine = (GATHER_REGS, MULTIPLY_REGS) if self.warps == SPLIT else (0, 0)
+        theirs, mine = self.given if self.warps == SPLIT else (0, 0)
         gather = role(
             Role("gather", self.warps, self.helpers, regs=theirs),
             *seek,
-            traced(self._gather, asked),
+            traced(self.gather, asked),
         )
         multiply = role(
             Role("multiply", 0, self.warps, regs=mine),
@@ -94,11 +95,13 @@ class Attend(Multiplier):
         body = [*([at.grid_launch_dependents()] if early else []), gather, multiply]
         storage = (*self.storage, *self.work.storage, *self.asking.storage)
         name, arch, warps = self.problem.family, self.device.arch, self.warps + self.helpers
-        return finish(KernelInfo(name, arch, warps, 1, self.params, storage), *body)
+        # in the end warps meet when each has loaded its last sums: tensor memory may go
+        info = KernelInfo(name, arch, warps, 1, self.params, storage)
+        return finish(info, *body, drained=True)
 
     # -- gathering -----------------------------------------------------------------------------
 
-    def _gather(self, span: Span) -> None:
+    def gather(self, span: Span) -> None:
         """Tile after tile, 16 bytes a lane, each warp some rows, the first the queries before them.
         Copies arrive at their tile's barrier by themselves."""
         t, wanted = var("gathered"), span.first < span.end
@@ -193,7 +196,7 @@ class Attend(Multiplier):
         for d in range(self.warp_blocks):
             sums = self.sum_of(d, n)
             sums *= factor
-            self.outputs.put(row, column, (WARP * self.warp_blocks + d) * 16, sums)
+            self.outputs.put(row, column, self.block(d) * 16, sums)
         with where(WARP.eq(0)):
             self.outputs.put_lse(row, column, stats[:2], stats[2:])
 
@@ -201,7 +204,7 @@ class Attend(Multiplier):
         """Sums as they are, maxima and row sums to the workspace."""
         for d in range(self.warp_blocks):
             for n in range(self.across):
-                index, place = self.place_of(self.number, WARP * self.warp_blocks + d, n)
+                index, place = self.place_of(self.number, self.block(d), n)
                 emit(store_global("sums", index, self.sum_of(d, n).slot, place, element=16))
         with where(WARP.eq(0)):
             for n in range(self.across):

@@ -30,7 +30,9 @@ class Costs:
     narrow: float = 0.33  # longer products with keys where a tile has fewer than 64 tokens
     ask: float = 500.0  # for queries, which are copied before the first product
     stage: float = 1000.0  # for outputs, which pass through shared memory
-    # by mma.sync, and of both
+    # by tcgen05: no B200 has run any
+    turn: float = 700.0  # of a tile, from its scores to products with values
+    # by mma.sync, and of all
     mma: float = 0.62  # of the tensor core's rate, what mma.sync reaches
     meeting: float = 60.0  # of all warps
     instruction: float = 1.0  # of a warp, in a quarter of an SM
@@ -67,13 +69,16 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
 
 def of_tiles(f: Fields, problem: Problem, device: Device, c: Costs, **more: Any) -> Demand:
     """The load of strategies whose steps are tiles of the ring; `more`: what else is known."""
+    by_tcgen05 = decisions.by_tcgen05(f, problem, device)
+    cycles, read = _of_tcgen05(f, problem)
+    latency = 2 * c.meeting + _latency_cycles(f, problem, c)
     return Demand(
         resident=np.minimum(decisions.resources(f, problem, device).occupancy, 32),
         stages=f.stages,
-        mma_cycles=_mma_cycles(f, problem, device, c),
-        smem_bytes=_shared_bytes(f, problem),
+        mma_cycles=np.where(by_tcgen05, cycles, _mma_cycles(f, problem, device, c)),
+        smem_bytes=np.where(by_tcgen05, read, _shared_bytes(f, problem)),
         l2_bytes=decisions.stage_bytes(f, problem),
-        issue_cycles=2 * c.meeting + _latency_cycles(f, problem, c),
+        issue_cycles=np.where(by_tcgen05, c.turn, latency),
         epilogue_cycles=c.leave,
         setup_cycles=c.start,
         special=f.tile * decisions.columns(f, problem),
@@ -84,6 +89,8 @@ def of_tiles(f: Fields, problem: Problem, device: Device, c: Costs, **more: Any)
 def prefill_demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy of a prefill, by either instruction."""
     others = demand(f, problem, device)
+    if device.has_tmem:
+        return others
     by_wgmma = _by_wgmma(f, problem, device, costs_of("mla", COSTS, device), others)
     return either(f.core == hopper.WGMMA, by_wgmma, others)
 
@@ -163,6 +170,15 @@ def _mma_cycles(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     return 2 * f.tile * decisions.columns(f, problem) * size / (device.mma_flops_per_cycle * c.mma)
 
 
+def _of_tcgen05(f: Fields, problem: Problem) -> tuple[Any, Any]:
+    """Cycles of a tile, half a column each whatever the rows, and bytes: a tile comes, and an MMA
+    reads 32 of each of its rows and columns; there are 64 rows of tokens, then 128 of dims."""
+    latent, across = problem["head_dim_ckv"], decisions.columns(f, problem)
+    keys, values = (latent + problem["head_dim_kpe"]) // 16, f.tile // 16 * (latent // 128)
+    read = 32 * (keys * (64 + across) + values * (128 + across))
+    return (keys + values) * across / 2, read + decisions.stage_bytes(f, problem)
+
+
 def _shared_bytes(f: Fields, problem: Problem) -> Any:
     """Rows as they come, keys for each group, queries for each 16 tokens, values, weights; scores
     in parts are written and read once, for keys and queries that fewer warps read."""
@@ -221,9 +237,8 @@ def _parts_load(f: Fields, problem: Problem, device: Device, c: Costs) -> Demand
     heads, latent = 4 * cta_heads(problem), problem["head_dim_ckv"]  # bytes; dims
     rows = count * np.ceil(problem["total_q"] / count / f.queries) * f.queries
     rows = rows * head_ctas(problem)  # of each CTA that shares heads
-    dims = decisions.SUM_WARPS * np.where(
-        f.core == hopper.WGMMA, decisions.MMA_COLUMNS, decisions.MMA_DIMS
-    )
+    by_rows = (f.core == hopper.WGMMA) & (not device.has_tmem)
+    dims = decisions.SUM_WARPS * np.where(by_rows, decisions.MMA_COLUMNS, decisions.MMA_DIMS)
     return replace(
         sums_load(f, np.where(f.parts > 1, rows * latent // dims, 0), parts, c),
         l2_bytes=1.0 * np.minimum(f.sum_chunks, parts) * dims * heads,

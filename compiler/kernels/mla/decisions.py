@@ -5,6 +5,8 @@ O^T = V^T P^T; of more than 64 heads each of several CTAs takes some. `warps` wa
 tokens of a tile and on the columns for the scores, and on the dims of the latent for the sums. In
 decoding sequences are cut into chunks, and a second kernel adds up what the chunks of a sequence
 come to; in a prefill it does so for tokens in parts. A prefill by wgmma: see `hopper_decisions`.
+
+On sm_100a tcgen05 takes wgmma's place in a prefill, and in decoding that of mma.sync: `by_tcgen05`.
 """
 
 from __future__ import annotations
@@ -85,6 +87,23 @@ def own(f: Fields, problem: Problem) -> Any:
     return columns(f, problem) // MMA_COLUMNS // groups(f)
 
 
+def by_tcgen05(f: Fields, problem: Problem, device: Device) -> Any:
+    """Whether sm_100a multiplies by tcgen05, whose operands are in shared memory: tokens of a tile
+    of 64 and queries, by blocks of 128 bytes of their rows."""
+    latent, rope = problem["head_dim_ckv"], problem["head_dim_kpe"]
+    if not device.has_tmem or latent % 128 or rope % 64:
+        return 0 * f.tile > 0
+    shared = (f.tile == hopper.ROWS) & (f.scores == COLUMNS) & (f.operand == SHARED)
+    wide = np.isin(columns(f, problem), hopper.rows_of_queries(device))
+    return shared & wide & (f.stages < 3) & (f.get("core", WGMMA) == WGMMA)
+
+
+def tmem_columns(f: Fields, problem: Problem) -> Any:
+    """Of tensor memory, a power of two: scores of a tile, and what it adds to the sums."""
+    count = columns(f, problem) * (1 + problem["head_dim_ckv"] // 128)
+    return 2 ** np.ceil(np.log2(np.maximum(count, 32))).astype(int)
+
+
 def partial_bytes(f: Fields, problem: Problem) -> Any:
     """Of scores in parts, float32."""
     size = PARTS * f.tile * columns(f, problem) * 4
@@ -123,13 +142,16 @@ def stage_bytes(f: Fields, problem: Problem) -> Any:
     return f.tile * (latent_pitch(problem) + rope_pitch(problem))
 
 
-def smem_bytes(f: Fields, problem: Problem) -> Any:
-    """Ring, queries, weights, and what warps hand to each other; alignments with them."""
-    row = latent_pitch(problem) + rope_pitch(problem)
-    held = columns(f, problem) * row + groups(f) * f.tile * weight_pitch(f, problem)
+def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
+    """Ring, queries, weights, and what warps hand to each other; alignments with them. What
+    tcgen05 reads is not padded."""
+    by_rows, row = by_tcgen05(f, problem, device), latent_pitch(problem) + rope_pitch(problem)
+    weights = groups(f) * weight_pitch(f, problem)
+    weights = np.where(by_rows, columns(f, problem) * ELEMENT, weights)
+    row = row - 2 * PAD * by_rows
+    held = (columns(f, problem) + f.stages * f.tile) * row + f.tile * weights
     handed = (2 + f.tile // MMA_TOKENS) * 4 * columns(f, problem)
-    parts = partial_bytes(f, problem) + handed + 16 * f.stages + 1024
-    return f.stages * stage_bytes(f, problem) + held + parts
+    return held + partial_bytes(f, problem) + handed + 16 * f.stages + 1024
 
 
 def sum_registers(f: Fields, problem: Problem) -> Any:
@@ -151,12 +173,14 @@ def registers(f: Fields, problem: Problem, device: Device) -> Any:
     held = sum_registers(f, problem) + query_registers(f, problem)
     mine, across = own(f, problem), columns(f, problem) // MMA_COLUMNS
     free = 24 * mine + 2 * mine * (f.tile // MMA_TOKENS) + 5 * across + 48
-    if device.has_tmem:  # ptxas takes more for its architecture
-        free = free + 10 + 30 * (mine > 1)
     told = 20 * mine + 2 * across + 32
     in_turn = (f.scores == DIMS) & (f.operand == SHARED)
     parts = part_registers(f, problem) + 5 * mine + across + 8
     told = np.maximum(told, np.where(in_turn, parts, 0))
+    if device.has_tmem:  # ptxas takes more for its architecture
+        by_rows = by_tcgen05(f, problem, device)
+        free = np.where(by_rows, held // 2 + 10 * mine + 16, free + 10 + 30 * (mine > 1))
+        told = np.where(by_rows, 12 * mine + 40, told)
     return np.asarray(held + np.where(f.warps == SPLIT, told, free)).astype(int)
 
 
@@ -179,15 +203,17 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; of the first kernel."""
     alike = -(-registers(f, problem, device) // 8) * 8
     held = np.where(f.warps == SPLIT, device.registers_per_sm // threads(f) // 8 * 8, alike)
-    smem = smem_bytes(f, problem)
+    smem = smem_bytes(f, problem, device)
+    tmem = np.where(by_tcgen05(f, problem, device), tmem_columns(f, problem), 0)
     resident = device.resident_blocks(smem, held, threads(f))
-    return Resources(smem, held, threads(f), 0 * f.warps, resident)
+    room = np.where(tmem, device.tmem_columns // np.maximum(tmem, 1), resident)
+    return Resources(smem, held, threads(f), tmem, np.minimum(resident, room))
 
 
 def prefill_resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """The same of a prefill by either instruction."""
     by_wgmma, others = hopper.resources(f, problem, device), resources(f, problem, device)
-    return either(f.core == WGMMA, by_wgmma, others)
+    return others if device.has_tmem else either(f.core == WGMMA, by_wgmma, others)
 
 
 def tiling_rules(first: str) -> tuple[Rule, ...]:
@@ -218,12 +244,12 @@ def tiling_rules(first: str) -> tuple[Rule, ...]:
         ),
         rule(
             "ring, queries and weights exceed the shared memory of a CTA",
-            f"{first} tile warps stages scores",
-            lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
+            f"{first} tile warps stages scores operand",
+            lambda f, p, d: smem_bytes(f, p, d) <= d.smem_per_block,
         ),
         rule(
             "sums and queries exceed the registers of a thread",
-            f"{first} tile warps scores operand",
+            f"{first} tile warps stages scores operand",
             lambda f, p, d: registers(f, p, d) <= register_limit(f, d),
         ),
     )

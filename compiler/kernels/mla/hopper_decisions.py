@@ -1,7 +1,8 @@
 """What a prefill by wgmma takes of an SM, and the rules of its decisions.
 
 A CTA has 64 rows: the heads of a few queries. Two warpgroups multiply, each with one half of the
-latent's dims as columns of its sums; four warps copy tokens into the ring.
+latent's dims as columns of its sums; four warps copy tokens into the ring. On sm_100a the same
+choice is tcgen05, of 64 rows of heads or fewer, in tiles of 64 tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ LINE = 128  # bytes of a row of a column block, which the swizzle permutes
 PARTS = 3  # of a tile: both halves of the latent, and the rotary dims
 BARRIER_BYTES = 2048  # of barriers, maxima and sums, before what is aligned
 MAX_COPIED = 32  # rows of a tile that a warp copies: a lane looks up each
+
+
+def rows_of_queries(device: Device) -> tuple[int, ...]:
+    """Heads of the queries of a CTA: rows of a wgmma, or columns of MMAs by tcgen05."""
+    return (16, 32, ROWS) if device.has_tmem else (ROWS,)
 
 
 def row_bytes(problem: Problem) -> int:
@@ -65,11 +71,18 @@ def _of(sentence: str, reads: str, legal: Callable[[Fields, Problem, Device], An
 
 
 RULES: tuple[Rule, ...] = (
-    _of("wgmma is of sm_90a", "", lambda f, p, d: not d.has_tmem),
+    _of(
+        "wgmma is of sm_90a",
+        "tile lead pieces rescale",
+        lambda f, p, d: (
+            (not d.has_tmem)
+            | ((f.tile == ROWS) & (f.lead == 0) & (f.pieces == 1) & (f.rescale == ALWAYS))
+        ),
+    ),
     _of(
         f"the heads of the queries of a CTA are the {ROWS} rows of a wgmma",
         "queries",
-        lambda f, p, d: f.queries * cta_heads(p) == ROWS,
+        lambda f, p, d: np.isin(f.queries * cta_heads(p), rows_of_queries(d)),
     ),
     _of(
         "halves of the latent and rotary dims are whole column blocks",

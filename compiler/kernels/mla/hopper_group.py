@@ -10,9 +10,11 @@ output tensor: where CTAs share heads, those of one query.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, slot, var, when
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, slot, smem, var, when
 from ptxflow.compiler.kernels.mla.hopper_decisions import LAZY, LINE, PARTS, ROWS, WARPS
-from ptxflow.compiler.kernels.mla.hopper_parts import BLOCK, GROUP, LINES, WIDE, Part, Parts
+from ptxflow.compiler.kernels.mla.hopper_parts import BLOCK, GROUP, LINES, WIDE, Parts
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import QUAD
 from ptxflow.compiler.kernels.mla.span import Span, Work
@@ -45,10 +47,24 @@ MMA_K = 16
 FLOOR = -(2.0**100)
 
 
+class Halves(Parts):
+    """The storage of a CTA."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.probs = smem("weights", ROWS * LINE)
+        self.row_maxima = smem("tops", 4 * ROWS, 2, align=16)
+        self.row_sums = smem("totals", 4 * ROWS, 2, align=16)
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        return (*self.tokens_and_queries, self.row_maxima, self.row_sums, self.probs)
+
+
 class Warpgroup:
     """What warpgroup `side` does; tiles 0, 2, 4, ... are the first one's, others the second's."""
 
-    def __init__(self, kernel: Parts, side: int):
+    def __init__(self, kernel: Halves, side: int):
         self.kernel, self.side = kernel, side
         self.prefix = SIDES[side]
         self.r = Registers(self.prefix)
@@ -56,7 +72,7 @@ class Warpgroup:
         rise = RISE if kernel.s.rescale == LAZY else 0.0
         self.softmax = OnlineSoftmax(self.r, Fragment(), rise, FLOOR)
         self.pieces: int = kernel.s.pieces
-        self.values: Part = (kernel.left, kernel.right)[side]
+        self.values = kernel.latent_parts[side]
         self.sums = self.r.float32(kernel.half // 2, "sums")
         self.scores = self.r.float32(kernel.tile // 2, "scores")
         self.packed = self.r.uint32(name="packed", width=kernel.tile // 4)
@@ -87,16 +103,9 @@ class Warpgroup:
     # -- queries -------------------------------------------------------------------------------
 
     def _ask_queries(self, span: Span) -> None:
-        """Eight rows of a warp; past the sequence's last query that one again."""
-        k = self.kernel
-        for half in range(GROUP // LINES):
-            row = WARP * GROUP + ((LANE >> 3) + LINES * half)
-            query = (row // k.own_heads).min(span.queries - 1)
-            index = (span.row + query) * k.heads + row % k.own_heads + k.first_head
-            for each in k.parts:
-                group = slot(each.queries, 0, WARP * each.group, each.group)
-                emit(each.copy(each.asked, group, half, index))
-        emit(at.copies_commit(), at.copies_wait(pending=0), at.fence_proxy_async())
+        """Eight rows of a warp."""
+        self.kernel.ask_queries(span, WARP)
+        emit(at.copies_wait(pending=0), at.fence_proxy_async())
         emit(at.named_sync(id=READY, threads=32 * WARPS))
 
     # -- tiles ---------------------------------------------------------------------------------

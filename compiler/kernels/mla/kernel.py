@@ -88,22 +88,20 @@ class Multiplier(Shape):
         self.scale = logit_scale(self.r, unread="dst")
         self.softmax.begin(unread="dst")
         emit(at.mov(self.sums.slot, 0))
-        if self.in_registers:
-            emit(when(span.first < span.end, traced(self._take_queries)))
+        first = traced(self._take_queries, span)
+        emit(when(span.first < span.end, first) if first else None)
         with repeat(t, span.tiles, rolled=True):
             self._step(t, span)
         self._row_sums()
 
     def _step(self, t: UOp, span: Span) -> None:
-        emit(self._look(t, span), self.ring.wait_full(t))
-        (self._parted if self.parted else self._whole)(t)
+        emit(self._look(t, span))
+        self._score(t)
         self.scores[0] *= self.scale
         self._hide(t, span)
         self._raise()
         self._weigh()
-        self._rescale()
-        self._add(t)
-        emit(at.warp_sync(), self.ring.release(t))
+        self._add(t, span)
 
     # -- scores --------------------------------------------------------------------------------
 
@@ -127,14 +125,21 @@ class Multiplier(Shape):
         lane = (LANE & 7) * pitch + (LANE >> 3 << 4)
         return at.ldmatrix_x4(self._query(k, n).slot, place, lane + first)
 
-    def _take_queries(self) -> None:
+    def _take_queries(self, span: Span) -> None:
         """Waits for the queries, which come with the first tile, and takes them into registers."""
+        if not self.in_registers:
+            return
         load = self._load_part_query if self.parted else self._load_query
         emit(self.ring.wait_full(0))
         emit([load(k, n) for k in range(self.steps) for n in range(self.wide)])
 
-    def _score(self, n: int, chain: int = 0) -> Float32:
+    def _scores_of(self, n: int, chain: int = 0) -> Float32:
         return self.scores[chain][n * QUAD : (n + 1) * QUAD]
+
+    def _score(self, t: UOp) -> None:
+        """The warp's scores of a tile."""
+        emit(self.ring.wait_full(t))
+        (self._parted if self.parted else self._whole)(t)
 
     def _whole(self, t: UOp) -> None:
         """Products along all dims, of the warp's 16 tokens and columns."""
@@ -148,7 +153,7 @@ class Multiplier(Shape):
                 emit([self._load_query(k, n) for n in range(self.own)])
             for i, a in enumerate(pair):
                 for n in range(self.own):
-                    scores = self._score(n, i % self.chains)
+                    scores = self._scores_of(n, i % self.chains)
                     b = self._query(k, n)[2 * i : 2 * i + 2]
                     emit(mma(scores.slot, [a.slot], b.slot, self.dtype))
         if self.chains == 2:
@@ -200,7 +205,7 @@ class Multiplier(Shape):
                 emit(at.st_shared_v4(place, LANE << 4, piece.slot))
         emit(self._meet())
         for n in range(self.own):
-            score = self._score(n)
+            score = self._scores_of(n)
             pieces = [score, *(self.r.float32(QUAD) for _ in range(1, PARTS))]
             for quarter, piece in enumerate(pieces):
                 place = self._partial(quarter, self.row, self.group * self.own + n)
@@ -221,7 +226,7 @@ class Multiplier(Shape):
             seen = span.seen(column // self.own_heads)
             for half in range(2):
                 inside = self._counts(token + 8 * half < seen, half)
-                emit(at.hide(self._score(n)[2 * half : 2 * half + 2].slot, inside))
+                emit(at.hide(self._scores_of(n)[2 * half : 2 * half + 2].slot, inside))
 
     def _look(self, t: UOp, span: Span) -> Body:
         """Loads what says of each of the warp's tokens whether it counts, where data say so."""
@@ -258,7 +263,7 @@ class Multiplier(Shape):
         """The maximum of each column so far, over all warps; what older sums are scaled by."""
         every, peak = self.r.float32(2 * self.own), self.r.float32(2 * self.own)
         for n in range(self.own):
-            emit(at.fold_max(peak[2 * n : 2 * n + 2].slot, self._score(n).slot))
+            emit(at.fold_max(peak[2 * n : 2 * n + 2].slot, self._scores_of(n).slot))
         highest = MAX.across(peak, ACROSS)
         emit(self._hand(self.highs, self.row, highest), self._meet())
         for n in range(self.own):
@@ -274,11 +279,11 @@ class Multiplier(Shape):
         softmax.row_sum *= softmax.factor
         for n in range(self.own):
             two, probs = slice(2 * n, 2 * n + 2), self.r.float32(QUAD)
-            softmax.probs(self._score(n), probs, two)
+            softmax.probs(self._scores_of(n), probs, two)
             emit(at.fold_sum(more[two].slot, probs.slot))
             self._put_probs(n, probs.pack(self.dtype))
         softmax.row_sum += more
-        emit(when(self.row.eq(0), self._hand(self.factors, 0, softmax.factor)), self._meet())
+        emit(when(self.row.eq(0), self._hand(self.factors, 0, softmax.factor)))
 
     def _put_probs(self, n: int, packed: UInt32) -> None:
         pitch = self.weight_pitch
@@ -308,8 +313,10 @@ class Multiplier(Shape):
         """The warp's block d of dims by 8 columns."""
         return self.sums[(d * self.across + n) * QUAD :][:QUAD]
 
-    def _add(self, t: UOp) -> None:
-        """Adds the tile's V^T P^T, two MMAs deep at a time."""
+    def _add(self, t: UOp, span: Span) -> None:
+        """Adds the tile's V^T P^T, two MMAs deep at a time, to rescaled sums."""
+        emit(self._meet())
+        self._rescale()
         stage = self.ring.stage(t)
         pitch, wide = self.latent_pitch, self.weight_pitch
         lane = n_rows(pitch)
@@ -327,6 +334,11 @@ class Multiplier(Shape):
                     for n, probs in enumerate(b):
                         two = probs[2 * half : 2 * half + 2].slot
                         emit(mma(self.sum_of(d, n).slot, [a.slot], two, self.dtype))
+        emit(at.warp_sync(), self.ring.release(t))
+
+    def block(self, d: int) -> UOp:
+        """The number of the warp's block d of dims."""
+        return WARP * self.warp_blocks + d
 
     def _row_sums(self) -> None:
         """Maxima and row sums of all columns, to every warp."""

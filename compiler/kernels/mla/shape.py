@@ -104,7 +104,7 @@ class Shape:
         self.tile, self.warps, self.stages = int(s.tile), int(s.warps), int(s.stages)
         self.rows = self.tile // decisions.MMA_TOKENS  # warps side by side on a tile's tokens
         self.groups = self.warps // self.rows
-        by_rows = not self.decodes and s.core == WGMMA
+        by_rows = not self.decodes and s.core == WGMMA and not device.has_tmem
         outputs = RowOutputs if by_rows else Outputs
         self.outputs = outputs(self.heads, self.latent, self.dtype)
         self.across = self.queries * self.own_heads // self.outputs.wide

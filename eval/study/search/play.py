@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Generator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,15 @@ class Method(Protocol):
 
     def search(self, space: Space, rng: np.random.Generator) -> Search:
         """Yields indices into `space.codes`; is sent the time of each (infinite: it failed)."""
+        ...
+
+
+@runtime_checkable
+class Costly(Method, Protocol):
+    """A method that costs more than what it has measured."""
+
+    def cost(self, replay: Replay, asked: Indices) -> dict[str, Any]:
+        """Of the run that asked for these, in order: JSON data."""
         ...
 
 
@@ -134,5 +143,6 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         return
     if event in WALKS:
         raise Foul(f"{watch.who}: walks the heap ({event}); a method knows what it was told")
-    if event == "open" and str(arguments[0]).endswith(STORES):
+    appended = event == "open" and "a" in str(arguments[1])  # a transcript: nothing is read
+    if event == "open" and not appended and str(arguments[0]).endswith(STORES):
         raise Foul(f"{watch.who}: opens {arguments[0]}; a method knows what it was told")

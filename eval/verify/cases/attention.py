@@ -10,7 +10,7 @@ hold large numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -24,6 +24,7 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisone
 
 Ints = NDArray[np.int64]
 Bounds = dict[str, tuple[Values, Values]]
+Sees = Callable[[int, Ints, int, int], Values]  # of a query, keys, and how many of both: which
 SIZES = (1.0, 4.0, 0.0, 16.0, 1.0)  # of a query, by row and head
 AGAINST = (0.0, 0.0, 0.0, 0.0, -12.0)  # of what all keys have in common, in a query
 LAST = 0.75  # of what all keys have in common, in the last key of a sequence
@@ -228,18 +229,26 @@ def complete(
     keys: Values,
     values: Values,
     scale: float,
+    sees: Sees | None = None,
 ) -> Case:
     """The case of these inputs, with poisoned outputs; shapes as in `expected`."""
     tensors["output"] = poisoned((*q.shape[:2], values.shape[-1]), problem.dtype)
     tensors["lse"] = poisoned(q.shape[:2], "float32")
-    bounds = expected(problem, given, q, keys, values, scale)
+    bounds = expected(problem, given, q, keys, values, scale, sees)
     return Case(tensors, bounds, Arguments({"sm_scale": scale}))
 
 
 def expected(
-    problem: Problem, given: Sequences, q: Values, keys: Values, values: Values, scale: float
+    problem: Problem,
+    given: Sequences,
+    q: Values,
+    keys: Values,
+    values: Values,
+    scale: float,
+    sees: Sees | None = None,
 ) -> Bounds:
-    """Bounds of output [rows, heads, dv] and lse [rows, heads], causal from the end.
+    """Bounds of output [rows, heads, dv] and lse [rows, heads], causal from the end; with `sees`
+    not all keys before a query are seen.
 
     q [rows, heads, d], keys [tokens, kv_heads, d], values [tokens, kv_heads, dv], in float64. Where
     a query sees no key the output is 0 and lse -inf.
@@ -252,8 +261,13 @@ def expected(
     for b, count in enumerate(given.queries):
         for i in range(count):
             seen = int(given.keys[b] + i + 1 - count)
+            own: Any = slice(tokens[b], tokens[b] + seen)
+            if sees and seen > 0:
+                before = np.arange(seen)
+                own = tokens[b] + before[sees(seen - 1, before, int(count), int(given.keys[b]))]
+                seen = len(own)
             for h in range(heads if seen > 0 else 0):
-                at, own = (rows[b] + i, h), slice(tokens[b], tokens[b] + seen)
+                at = (rows[b] + i, h)
                 k, v = keys[own, h // share], values[own, h // share]
                 found = _row(q[at], k, v, scale, PROBABILITY_ERROR[problem.dtype])
                 output[at], lse[at], output_error[at], lse_error[at] = found

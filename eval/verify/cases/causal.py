@@ -22,19 +22,27 @@ def case(
     seed: int = 0,
     queries: Sequence[int] | None = None,
     scale: float | None = None,
+    sees: attention.Sees | None = None,
 ) -> Case:
     """All tensors; of each sequence `lengths` are the keys and `queries` the queries (one each in
     decoding), and `scale` is that of scores, by default one by the root of a key's dims.
 
     They must have the problem's axes. With an odd seed an empty sequence has a page without tokens.
+    `sees` is a mask of GQA, beside causality.
     """
     given = attention.choose(problem, lengths, queries, seed)
-    make = _mla if "head_dim_ckv" in dict(problem.axes) else _gqa
-    return make(problem, given, np.random.default_rng(seed), scale)
+    rng = np.random.default_rng(seed)
+    if "head_dim_ckv" in dict(problem.axes):
+        return _mla(problem, given, rng, scale)
+    return _gqa(problem, given, rng, scale, sees)
 
 
 def _gqa(
-    problem: Problem, given: attention.Sequences, rng: np.random.Generator, scale: float | None
+    problem: Problem,
+    given: attention.Sequences,
+    rng: np.random.Generator,
+    scale: float | None,
+    sees: attention.Sees | None,
 ) -> Case:
     axes = dict(problem.axes)
     heads, kv_heads, dim = (axes[n] for n in ("num_qo_heads", "num_kv_heads", "head_dim"))
@@ -51,7 +59,7 @@ def _gqa(
         tensors |= attention.page_table(problem, given, rng)
         for name, tokens in (("k_cache", k), ("v_cache", v)):
             tensors[name] = attention.cached(problem, given, tensors, tokens)
-    return attention.complete(problem, tensors, given, q, k, v, scale or dim**-0.5)
+    return attention.complete(problem, tensors, given, q, k, v, scale or dim**-0.5, sees)
 
 
 def _mla(

@@ -1,0 +1,173 @@
+"""Two kernels: one relates the tokens of all chunks at once, the other only carries the state.
+
+What helpers of a single kernel hand over in shared memory is a packet in the workspace here, for
+each value head of a chunk: blocks as lanes hold them for an MMA, then the arrays of gates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import CTAID, LANE, UOp, Value, param, slot, smem
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, parameters, when
+from ptxflow.compiler.ir.storage import anywhere
+from ptxflow.compiler.kernels.attention.sequences import Search
+from ptxflow.compiler.kernels.gdn_prefill import decisions
+from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import PIECE, ChunkWarps, Stream
+from ptxflow.compiler.kernels.gdn_prefill.decisions import LINE, WARP
+from ptxflow.compiler.kernels.gdn_prefill.kernel import Kernel
+from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES
+from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT, Gate, Shape
+from ptxflow.compiler.launch import Given, Launch, Workspace, launch_of
+from ptxflow.compiler.lower import finish, layout
+from ptxflow.compiler.tile.operands import QUAD
+from ptxflow.compiler.tile.tensors import store_global
+from ptxflow.compiler.tile.values import UInt32, emit, traced
+
+RELATE = "gdn_prefill_relate"
+PACKETS = "packets"
+WORDS = LINE // 4
+Block = tuple[str, int, int]  # of which array, its number there, which term
+
+
+def blocks(k: Shape) -> list[Block]:
+    """The blocks of a packet in order."""
+    u, units = k.solve_units, range(k.units)
+    lower = [(i, j) for i in units for j in range(i + 1)]
+    out = [("scores", k.triangle(i, j), p) for p in range(k.parts) for i, j in lower]
+    for p in range(k.solve_parts):
+        out += [("pulls", k.triangle(i, j), p) for i, j in lower if i // u != j // u]
+        near = [(i, j) for i, j in lower if i // u == j // u]
+        out += [("solved", i // u * k.square + i % u * u + j % u, p) for i, j in near]
+    return out
+
+
+class Relate(ChunkWarps):
+    """The first kernel: a CTA has a chunk of a value head, and all its warps are helpers."""
+
+    carries, prefix = False, "r_"
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.search = Search("cu_seqlens", self.chunk, prefix=self.prefix, word=BOUND_BYTES)
+        self._place = CTAID // self.value_heads
+        self._find, self._sequence = self.search.find(self._place, param("num_seqs"))
+        self.lines = int(decisions.packet_lines(s.fields()))
+
+    @property
+    def place(self) -> tuple[UOp, UOp, UOp]:
+        return self._sequence, CTAID % self.value_heads, CTAID * 0
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        unneeded = {self.v}
+        return (*(x for x in super().storage if x not in unneeded), *self.search.storage)
+
+    @property
+    def params(self) -> Params:
+        return parameters(f"q k A_log a dt_bias b cu_seqlens {PACKETS}: ptr, scale num_seqs: u32")
+
+    def _streams(self) -> list[Stream]:
+        return super()._streams()[:2]
+
+    def build(self) -> UOp:
+        """The lowered kernel."""
+        n = self._place - self.search.place(self.begin, self._sequence)
+        body = [
+            at.grid_launch_dependents(),
+            *self._find,
+            *self.find_bounds(),
+            when(n < self.chunks, traced(self._chunk, n)),
+        ]
+        info = KernelInfo(RELATE, self.device.arch, self.warps, 1, self.params, self.storage)
+        return finish(info, *body)
+
+    def launch(self, given: Given, last: Launch) -> Launch:
+        """Of both kernels; a CTA for each chunk that there can be and each value head."""
+        places = f"(total_seq_len // {self.chunk} + num_seqs) * {self.value_heads}"
+        shared = layout(self.build().arg).smem_bytes
+        workspace = (Workspace(PACKETS, f"{places} * {self.lines * LINE}"),)
+        first = launch_of(RELATE, places, self.warps, self.params, given, shared)
+        return replace(first, then=(replace(last, dependent=True),), workspace=workspace)
+
+    def _chunk(self, n: UOp) -> None:
+        emit(self.ask(n), at.copies_commit())
+        self._begin(n)
+        emit(at.copies_wait(pending=0))
+        self._relate(n)
+        emit(self._meet())
+        found = blocks(self)
+        for i in range(self.lines):
+            load = traced(self._line, n, i, found[i] if i < len(found) else None, len(found))
+            emit(when(self.index.eq(i % self.helpers), load) if self.helpers > 1 else load)
+
+    def _line(self, n: UOp, i: int, block: Block | None, count: int) -> None:
+        """A line of the packet: a block, or numbers of gates, the last of them again at the end."""
+        if block:
+            held = self.handed(n, *block)
+        else:
+            held, last = self.r.uint32(width=QUAD), decisions.numbers_bytes(self.s.fields())
+            place = slot(self.gates, n % self.gate_buffers, 0, int(last))
+            offset = (LANE + (i - count) * WARP).min(int(last) // PIECE - 1) << 4
+            emit(at.ld_shared_v4(held.slot, place, offset))
+        index, where = (CTAID * self.lines + i) * WARP + LANE, (CTAID, i * WORDS, 1, WORDS)
+        emit(store_global(PACKETS, index, held.slot, where, element=PIECE))
+
+
+class Carry(Kernel):
+    """The second kernel, whose helpers only copy."""
+
+    waits = True
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.lines = int(decisions.packet_lines(s.fields()))
+        self.packets = smem(PACKETS, self.lines * LINE, self.stages, align=128)
+        self._found = {block: i for i, block in enumerate(blocks(self))}
+
+    @property
+    def storage(self) -> tuple[UOp, ...]:
+        return (self.q, self.k, self.v, self.packets, *self.bounds, *self.r.storage)
+
+    @property
+    def params(self) -> Params:
+        tensors = f"q k v state cu_seqlens {PACKETS} output new_state"
+        return parameters(f"{tensors}: ptr, {PRESENT} num_seqs: u32")
+
+    def before(self) -> None:
+        self._first_copies()
+
+    def relate(self, n: UOp) -> None:
+        self._arrived(n, self.stages - 2)
+
+    def ask(self, n: Value) -> list[Body]:
+        """Copies of chunk n, and of its packet."""
+        sequence, head, _ = self.place
+        number = (self.begin // self.chunk + sequence + n) * self.value_heads + head
+        out, count = super().ask(n), len(self._found)
+        # of the arrays of gates the first is not needed, nor is what fills the last line
+        for first, lines, spare in ((0, count, {}), (count, self.lines - count, {"unread": "dst"})):
+            for i in self._rounds(lines):
+                line = self.index + (i * self.helpers + first)
+                copy = at.copy_async(
+                    slot(self.packets, n % self.stages, line * LINE, LINE),
+                    LANE << 4,
+                    param(PACKETS),
+                    (number * self.lines + line) * WARP + LANE,
+                    anywhere(PACKETS),
+                    **spare,
+                )
+                out.append(self._some(i, lines, copy))
+        return out
+
+    def handed(self, n: UOp, name: str, index: int, part: int) -> UInt32:
+        place = slot(self.packets, n % self.stages, self._found[name, index, part] * LINE, LINE)
+        return self.r.of(at.ld_shared_v4, place, LANE << 4, n=QUAD)
+
+    def gate(self, n: UOp, which: Gate) -> UOp:
+        size = WARP * 4 if which is Gate.TOTAL else self.gate_bytes
+        first = len(self._found) * LINE + which * self.gate_bytes
+        return slot(self.packets, n % self.stages, first, size)
