@@ -237,9 +237,9 @@ class Accesses(Contents):
             self._bounds(agent, operand, self.program.value(stage)(agent.env), offset)
             if stage.op is Op.CONST and offset_node.op is Op.CONST:
                 self.program.fixed[operand] = offset
-        place = agent.index, storage
-        self.private[place] = self.program.moves.after(
-            self.private.get(place, 0),
+        states = self.private[agent.index]
+        states[storage] = self.program.moves.after(
+            states[storage],
             node,
             access,
             operand,

@@ -34,7 +34,8 @@ def check_end(run: Run) -> None:
                 f"nobody reads what {run.event_of(unread)} put into {history.name} "
                 f"[{run.trip.name}]; fix: consume every stage, sum and value that is produced"
             )
-    for (warp, storage), number in run.private.items():
+    last = ((w, *state) for w, states in enumerate(run.private) for state in states.items())
+    for warp, storage, number in last:
         for node, _ in run.program.moves.states[number].unread:
             what = f"{show(node)} at {node.site} by {run.agents[warp].who()}"
             raise HazardError(

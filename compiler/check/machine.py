@@ -11,7 +11,7 @@ from ptxflow.compiler.atoms.table import Atom, atom
 from ptxflow.compiler.check import messages
 from ptxflow.compiler.check.access import LANES
 from ptxflow.compiler.check.final import check_end
-from ptxflow.compiler.check.program import Agent, Steps
+from ptxflow.compiler.check.program import Agent, Steps, Straight
 from ptxflow.compiler.check.state import Barrier
 from ptxflow.compiler.check.sync import Synchronisation
 from ptxflow.compiler.errors import HazardError
@@ -72,7 +72,10 @@ class Machine(Synchronisation):
         alone = elected and lanes > 1
         if alone:
             agent.elect()
-        for statement in body:
+        for statement in self.program.parts(body):
+            if isinstance(statement, Straight):
+                self._straight(agent, statement, 1 if elected else lanes)
+                continue
             try:
                 if statement.op is Op.ATOM:
                     row, mine = atom(statement.arg.atom), 1 if elected else lanes
@@ -85,6 +88,18 @@ class Machine(Synchronisation):
                 raise HazardError(f"{agent.who()} at {statement.site}: divides by zero") from None
         if alone:
             agent.rejoin()
+
+    def _straight(self, agent: Agent, row: Straight, lanes: int) -> None:
+        states, count = self.private[agent.index], len(row.body)
+        key = (bool(self.demanded), *map(states.__getitem__, row.places))
+        made = row.made.get(key)
+        if made is None or self.steps + count > _STEP_LIMIT:
+            for node in row.body:
+                self._atom(agent, node, atom(node.arg.atom), lanes)
+            row.made[key] = tuple(map(states.__getitem__, row.places))
+        else:
+            self.steps += count
+            states.update(zip(row.places, made, strict=True))
 
     def _branch(self, agent: Agent, node: UOp, lanes: int) -> Steps:
         value = self.program.value

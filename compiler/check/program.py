@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, NamedTuple, NoReturn
 
 from ptxflow.compiler.atoms.table import READ_ONLY, Access, Atom, atom
@@ -57,6 +58,7 @@ class Program:
         self.moves = Moves()
         self.fixed: dict[UOp, int] = {}  # offsets of private operands that are constant, and inside
         self._accesses: dict[UOp, tuple[tuple[Access, UOp, bool], ...]] = {}
+        self._parts: dict[tuple[UOp, ...], list[UOp | Straight]] = {}
         asked = [
             node.arg.attr("registers")
             for _, node in walk(kernel)
@@ -83,6 +85,33 @@ class Program:
             found = tuple((a, operand, operand.src[0] in self.private) for a, operand in named)
             self._accesses[node] = found
         return found
+
+    def parts(self, body: tuple[UOp, ...]) -> list[UOp | Straight]:
+        """Statements, those in a row that touch constant places of private registers together."""
+        found = self._parts.get(body)
+        if found is None:
+            found = self._parts[body] = []
+            for plain, some in groupby(body, self._is_plain):
+                row = tuple(some)
+                if plain and len(row) > 1:
+                    places = (o.src[0] for n in row for o in n.src if o.op is Op.SLOT)
+                    found.append(Straight(row, [*dict.fromkeys(places)]))
+                else:
+                    found += row
+        return found
+
+    def _is_plain(self, node: UOp) -> bool:
+        """An instruction that changes nothing but private registers, in a way that nothing but
+        their state decides."""
+        if node.op is not Op.ATOM:
+            return False
+        row = atom(node.arg.atom)
+        if row.effect or row.orders or any(name == "accumulate" for name, _ in row.operands):
+            return False
+        slots = [operand for operand in node.src if operand.op is Op.SLOT]
+        return all(
+            s.src[0] in self.private and s.src[1].op is s.src[2].op is Op.CONST for s in slots
+        ) and not any(kind == "map" for _, kind in row.operands)
 
     def writers(self, storage: UOp) -> str:
         """The instructions that write a storage, for a message."""
@@ -121,6 +150,16 @@ def _touches(node: UOp, operand: str, storage: UOp) -> bool:
 
 def _list(nodes: Iterable[UOp]) -> str:
     return ", ".join(dict.fromkeys(f"{show(n)} at {n.site}" for n in nodes)) or "no instruction"
+
+
+@dataclass(frozen=True)
+class Straight:
+    """Instructions one after the other, and what they make of states of the registers that they
+    touch, by whether these must be read: told once, it holds for every warp and turn."""
+
+    body: tuple[UOp, ...]
+    places: list[UOp]
+    made: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,6 @@ class Run:
         self.program, self.info, self.trip, self.schedule = program, program.info, trip, schedule
         self.events: list[Event] = []
         self.histories: dict[tuple[Any, ...], History] = {}
-        self.private: dict[tuple[int, UOp], int] = {}  # (warp, storage) -> number of its state
         #: registers of which all that is written must be read
         self.demanded = program.private - program.unread if trip.outputs else frozenset[UOp]()
         self.barriers: dict[tuple[Any, ...], Barrier] = {}
@@ -43,6 +43,10 @@ class Run:
         self.grid_waits = 0
         self.tmem = [TensorMemory() for _ in range(self.info.cluster)]
         self.free_registers = [0] * self.info.cluster  # a lane, summed over warps
+        #: by warp, storage -> number of its state
+        self.private = [
+            defaultdict[UOp, int](int) for _ in range(self.info.cluster * self.info.warps)
+        ]
         self.steps = 0
         values = {name: value & MAX for name, value in trip.values}
         base = values.pop("ctaid", 0) * self.info.cluster

@@ -31,6 +31,8 @@ def uncovered(region: Region, pieces: list[Region]) -> list[Region]:
     for piece in pieces:
         if not left:
             break
+        if not overlap(piece, region):
+            continue
         left = [rest for part in left for rest in minus(part, piece)]
     return left
 
@@ -180,8 +182,8 @@ class History:
         for past in self.past:  # what is cheap to ask comes first: `known` may have 10^5 bits
             if mode == past.mode and mode in COMMUTING:
                 continue
-            a, b, c, d = past.region  # whether they overlap, spelled out: most of a run's time
-            if a >= high or low >= b or c >= right or left >= d:
+            of = past.region  # whether they overlap, spelled out: most of a run's time
+            if of[0] >= high or low >= of[1] or of[2] >= right or left >= of[3]:
                 continue
             if past.bit & known or (pipe and past.pipe == pipe and past.region == region):
                 continue
@@ -190,15 +192,18 @@ class History:
 
     def record(self, new: Past) -> None:
         """Add an access, dropping those it supersedes: later accesses that know it know them."""
-        mine, past = new.mode in COMMUTING, self.past
-        low, high, left, right = new.region
-        self.past = []
-        for p in past:
-            a, b, c, d = p.region
-            if low > a or b > high or left > c or d > right:
-                self.past.append(p)
-            elif mine and (p.mode != new.mode or p.agent != new.agent or p.proxy != new.proxy):
-                self.past.append(p)  # what these do not know, later ones must know still
+        mine, (low, high, left, right) = new.mode in COMMUTING, new.region
+        self.past = [
+            p
+            for p in self.past
+            if (of := p.region)[0] < low
+            or of[1] > high
+            or of[2] < left
+            or of[3] > right
+            or (  # what these do not know, later ones must know still
+                mine and (p.mode != new.mode or p.agent != new.agent or p.proxy != new.proxy)
+            )
+        ]
         if not mine and not self.holds(new.region):
             self.written = [w for w in self.written if not inside(w, new.region)]
             self.written.append(new.region)
