@@ -84,7 +84,8 @@ def _packet(f: Fields) -> Any:
 def _relating(f: Fields, problem: Problem, device: Device, c: Costs, alone: Any) -> Demand:
     """The load of the kernel that relates tokens, which is launched first; a tile is a chunk."""
     heads, size = problem["num_v_heads"], problem["head_size"]
-    count = (problem["total_seq_len"] // f.chunk + problem["num_seqs"]) * heads
+    each = decisions.heads_each(problem)
+    count = (problem["total_seq_len"] // f.chunk + problem["num_seqs"]) * (heads // each)
     smem = decisions.relating_bytes(f, problem)
     threads = decisions.WARP * f.helpers
     return Demand(
