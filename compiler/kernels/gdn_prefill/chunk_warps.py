@@ -118,9 +118,11 @@ class ChunkWarps(Shape):
             A_log, dt_bias = r.float32(), r.float32()
             for name, held in (("A_log", A_log), ("dt_bias", dt_bias)):
                 emit(load_global(held.slot, name, self.place[1]))
+            if not self.carries:  # a chain of loads is all that the chunk waits for
+                emit(self._load_gates(first))
             self.rate = gates.times(gates.exponential(A_log), -1 / math.log(2))
             self.minus_bias, self.shut = gates.times(dt_bias, -1.0), r.constant(SHUT)
-            emit(self._load_gates(first))
+            emit(self._load_gates(first) if self.carries else None)
             self._gates(first)
             emit(self._later(1) if self.carries else None)
         if self.solve_units > 1:

@@ -114,6 +114,11 @@ def heads_each(problem: Problem) -> int:
     return 1 if problem["num_v_heads"] // problem["num_q_heads"] % 2 else 2
 
 
+def relating_warps(f: Fields) -> Any:
+    """Of a CTA that relates tokens: one for each block, and one more where these are few."""
+    return blocks(f) + (f.chunk <= 2 * UNIT)
+
+
 def relating_bytes(f: Fields, problem: Problem) -> Any:
     """Of the layout of `packets.Relate`."""
     handed = blocks(f) * BLOCK_BYTES * parts(f, "operands")

@@ -106,12 +106,15 @@ class Relate(ChunkWarps):
         emit(at.copies_wait(pending=0))
         self._relate(n)
         emit(self._meet())
+        for i in range(self.helpers):
+            emit(when(self.index.eq(i), traced(self._lines, n, i)))
+
+    def _lines(self, n: UOp, first: int) -> None:
+        """A warp's lines of the packets."""
         found = blocks(self)
-        for i in range(self.lines * self.heads_each):
+        for i in range(first, self.lines * self.heads_each, self.helpers):
             self.mine, line = divmod(i, self.lines)
-            block = found[line] if line < len(found) else None
-            put = traced(self._line, n, line, block, len(found))
-            emit(when(self.index.eq(i % self.helpers), put) if self.helpers > 1 else put)
+            self._line(n, line, found[line] if line < len(found) else None, len(found))
 
     def _line(self, n: UOp, i: int, block: Block | None, count: int) -> None:
         """A line of the packet: a block, or numbers of gates, the last of them again at the end."""

@@ -58,7 +58,9 @@ class Shape:
         self.key_heads = problem["num_q_heads"]
         self.share = self.value_heads // self.key_heads  # value heads of a key head
         self.chunk, self.rows = int(s.chunk), int(s.rows)
-        self.helpers, self.stages = int(s.helpers), int(s.stages) if self.carries else 1
+        self.helpers, self.stages = int(s.helpers), int(s.stages)
+        if not self.carries:
+            self.helpers, self.stages = int(decisions.relating_warps(f)), 1
         self.mains = int(decisions.main_warps(f)) if self.carries else 0
         self.warps = self.mains + self.helpers
         self.heads_each = 1 if self.carries else int(decisions.heads_each(problem))
