@@ -24,10 +24,7 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     WARP,
 )
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
-from ptxflow.compiler.kernels.gdn_prefill.shape import (
-    Gate,
-    Shape,
-)
+from ptxflow.compiler.kernels.gdn_prefill.shape import Gate, Shape
 from ptxflow.compiler.tile.operands import (
     COLUMN,
     QUAD,
