@@ -171,7 +171,6 @@ MOVES = (
     _row("order of CTAs", MEMORY, "order:*", 0.4),
     _row("precision of partial sums", MEMORY, "partials:*", 0.3),
     # second kernels, histograms
-    _row("one kernel or two", LATENCY, "kernels:*", 0.4),
     _row("warps of the second kernel", LATENCY, "sum_warps:*", 0.3),
     _row("loads of the second kernel", LATENCY, "sum_chunks:*", 0.3),
     _row("warps share a block's chunks", LATENCY, "sum_split:*", 0.3),
