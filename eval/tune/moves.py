@@ -147,6 +147,7 @@ MOVES = (
     _row("precision of the solve", COMPUTE, "solve:*", 0.3),
     _row("precision of operands", COMPUTE, "operands:*", 0.3),
     _row("other solve blocks", LATENCY, "solve_block:*", 0.2),
+    _row("relate tokens apart", LATENCY, "kernels:*", 0.5, "gdn_prefill"),
     _row("arrival of values", LATENCY, "arrival:*", 0.3),
     _row("reductions together or apart", LATENCY, "reduction:*", 0.3),
     _row("barriers of rows", LATENCY, "barrier:*", 0.3),
@@ -170,7 +171,6 @@ MOVES = (
     _row("order of CTAs", MEMORY, "order:*", 0.4),
     _row("precision of partial sums", MEMORY, "partials:*", 0.3),
     # second kernels, histograms
-    _row("one kernel or two", LATENCY, "kernels:*", 0.4),
     _row("warps of the second kernel", LATENCY, "sum_warps:*", 0.3),
     _row("loads of the second kernel", LATENCY, "sum_chunks:*", 0.3),
     _row("warps share a block's chunks", LATENCY, "sum_split:*", 0.3),

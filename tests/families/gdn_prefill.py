@@ -191,6 +191,8 @@ ROW = Row(
         *(Run(f"{'with' if given else 'without'} a state, scale {scale}", problem(37, 3),
               strategy(), {"seed": 1, "given": given, "scale": scale}, slow=scale == 0)
           for given, scale in ((False, None), (False, 0.0), (True, -0.0), (True, 2.5))),
+        Run("two kernels, each value head with a key head", problem(37, 3, queries=2),
+            PATHS["two kernels"], slow=True),
         *(Run(f"lengths {n}", problem(sum(n), len(n)), _ORDER, {"lengths": n}, slow=i % 2 == 1)
           for i, n in enumerate(_LENGTHS)),
     ),

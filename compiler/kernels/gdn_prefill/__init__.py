@@ -7,7 +7,7 @@ from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Tr
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.attention import few
 from ptxflow.compiler.kernels.gdn_prefill import cost, decisions
-from ptxflow.compiler.kernels.gdn_prefill.decisions import ONE, TWO, UNIT
+from ptxflow.compiler.kernels.gdn_prefill.decisions import ONE, TWO, UNIT, heads_each
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_prefill.packets import PACKETS, RELATE, WORDS, Carry, Relate
 from ptxflow.compiler.kernels.gdn_prefill.problem import SCHEMA
@@ -42,7 +42,7 @@ def _relate_trip(k: Relate, length: int) -> Trip:
     """The first chunk of the only sequence."""
     values = {"num_seqs": 1, "r_begin": 0, "r_end": length, "ctaid": 0, "r_before": 1, "r_which": 1}
     values |= {register.arg.name: 0 for register in k.search.starts}
-    outputs = ((PACKETS, 1, k.lines * WORDS),) if length else ()
+    outputs = ((PACKETS, k.heads_each, k.lines * WORDS),) if length else ()
     return Trip(f"{length} tokens related", tuple(values.items()), outputs, RELATE)
 
 
@@ -66,7 +66,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Three sequences: some tokens, none, and a token past the ring's turn. Short chunks have two
     value heads: the emulator takes seconds for a chunk."""
     k = kernel(p, s, device)
-    heads = {"num_q_heads": 1, "num_k_heads": 1, "num_v_heads": 2 if k.chunk == UNIT else 1}
+    each = heads_each(p) if isinstance(k, Carry) else 2 if k.chunk == UNIT else 1
+    heads = {"num_q_heads": 1, "num_k_heads": 1, "num_v_heads": each}
     tokens = k.stages * k.chunk + 4
     return Trial(p.at(num_seqs=3, len_cu_seqlens=4, total_seq_len=tokens, **heads))
 

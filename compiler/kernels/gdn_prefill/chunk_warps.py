@@ -24,10 +24,7 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     WARP,
 )
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
-from ptxflow.compiler.kernels.gdn_prefill.shape import (
-    Gate,
-    Shape,
-)
+from ptxflow.compiler.kernels.gdn_prefill.shape import Gate, Shape
 from ptxflow.compiler.tile.operands import (
     COLUMN,
     QUAD,
@@ -82,7 +79,7 @@ class ChunkWarps(Shape):
         super().__init__(problem, s, device)
         self.index = special("warp") - self.mains
         # whether a helper works out gates: the last, which has the least else to do
-        self._gatekeeper = self.index.eq(self.helpers - 1)
+        self.gatekeeper = self.index.eq(self.helpers - 1)
         self._lane_tokens = max(1, self.chunk // WARP)
         # rows and columns of blocks by their numbers
         self._order = [(i, j) for i in range(self.units) for j in range(i + 1)]
@@ -112,27 +109,38 @@ class ChunkWarps(Shape):
         """The gates of the first chunk, and what those of later ones take."""
         r, wide = self.r, self._lane_tokens
         self.gate_a, self.gate_b = r.float32(wide), r.float32(wide)
-        with trace() as scale:
-            self.scale = gates.output_scale(r, self.size)
-        some = (self.index < self.blocks) | self._gatekeeper
-        emit(scale if self.helpers <= self.blocks else when(some, scale))
-        with where(self._gatekeeper):
+        if self.mine == 0:
+            self._find_scale()
+        with where(self.gatekeeper):
             A_log, dt_bias = r.float32(), r.float32()
             for name, held in (("A_log", A_log), ("dt_bias", dt_bias)):
                 emit(load_global(held.slot, name, self.place[1]))
+            if not self.carries:  # a chain of loads is all that the chunk waits for
+                emit(self._load_gates(first))
             self.rate = gates.times(gates.exponential(A_log), -1 / math.log(2))
             self.minus_bias, self.shut = gates.times(dt_bias, -1.0), r.constant(SHUT)
-            emit(self._load_gates(first))
+            emit(self._load_gates(first) if self.carries else None)
             self._gates(first)
             emit(self._later(1) if self.carries else None)
         if self.solve_units > 1:
             emit(self._some(0, 1, traced(self._clear)))
 
+    def _find_scale(self) -> None:
+        """By those who need it."""
+        with trace() as scale:
+            self.scale = gates.output_scale(self.r, self.size)
+        last = self.index.eq(
+            self.helpers - self.heads_each
+        )  # two that share have a gatekeeper each
+        some = (self.index < self.blocks) | self.gatekeeper
+        some = some | last if self.heads_each > 1 else some
+        emit(scale if self.helpers <= self.blocks else when(some, scale))
+
     def relate(self, n: UOp) -> None:
         """The work on chunk n, and the gates of the next."""
         self._arrived(n, self.stages - 2)
         self._relate(n)
-        with where(self._gatekeeper & (n + 1 < self.chunks)):
+        with where(self.gatekeeper & (n + 1 < self.chunks)):
             self._gates(n + 1)
             emit(self._later(n + 2))
 
@@ -148,8 +156,9 @@ class ChunkWarps(Shape):
         for i in self._rounds(self.blocks):
             emit(self._some(i, self.blocks, traced(self._block, n, i)))
         emit(self._meet())
-        for i in self._rounds(self.solving):
-            emit(self._some(i, self.solving, traced(self._solve, n, i)))
+        for i in self._rounds(self.solving * self.heads_each):
+            solve = traced(self._solve, n, self.index + i * self.helpers)
+            emit(self._some(i, self.solving * self.heads_each, solve))
 
     def handed(self, n: UOp, name: str, index: int, part: int) -> UInt32:
         """A term of a block of `scores`, `pulls` or `solved`, as an operand of main warps."""
@@ -263,7 +272,7 @@ class ChunkWarps(Shape):
 
     def _gate_part(self, n: Value, which: Gate, i: int) -> UOp:
         first = which * self.gate_bytes + i * WARP * 4
-        return slot(self.gates, n % self.gate_buffers, first, WARP * 4)
+        return slot(self.gates, self.buffer(n, self.gate_buffers), first, WARP * 4)
 
     # -- tokens and tokens ---------------------------------------------------------------------
 
@@ -288,6 +297,15 @@ class ChunkWarps(Shape):
                 for sums, rows in ((keys, a), (scores, q)):
                     pair = b[half // 2 : half // 2 + 2].slot
                     emit(mma(sums[half : half + QUAD].slot, [rows.slot], pair, self.related))
+        for head in range(self.heads_each):
+            self.mine = head
+            self._put_block(n, number, i, j, keys, scores)
+
+    def _put_block(
+        self, n: UOp, number: int, i: UOp, j: UOp, keys: Float32, scores: Float32
+    ) -> None:
+        """The block as it is for the value head at hand."""
+        block = self.index + number * self.helpers
         gap, minus = self._decays(n, i, j)
         keys, scores = keys * gap, scores * (gap * self.scale)
         self._weigh(i, j, keys, scores, minus)
@@ -373,13 +391,14 @@ class ChunkWarps(Shape):
                 offset = (LANE + i * WARP).min(NEAR_BYTES // PIECE - 1) << 4
                 emit(at.st_shared_v4(place, offset, zero))
 
-    def _solve(self, n: UOp, number: int) -> None:
+    def _solve(self, n: UOp, which: UOp) -> None:
         """With N = minus the pulls of a block, (1 - N)^-1 - 1 in float32, a column to each lane.
 
         Column c begins as N's own; then row m, when it is final, is added N[i][m] times to row i.
         """
         units, size = self.solve_units, self.solve_units * UNIT
-        which = self.index + number * self.helpers
+        if self.heads_each > 1:
+            self.mine, which = which // self.solving, which % self.solving
         together = min(WARP // size, self.solves)  # blocks of a warp
         mine = LANE // size if together > 1 else const(0)
         lane = LANE % size

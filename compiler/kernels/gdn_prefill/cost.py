@@ -53,6 +53,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     taken = decisions.resources(f, problem, device)
     own, shared = _main_products(f, size), decisions.blocks(f) * (size // decisions.UNIT) * 4
     alone = f.get("kernels", decisions.ONE) == decisions.ONE
+    asked = f, problem, c, f.helpers
     shared, packet = np.where(alone, shared, 0), np.where(alone, 0, _packet(f))
     products = decisions.main_warps(f) * f.row_tiles * own + shared
     state_bytes = 8 * f.rows * size
@@ -67,7 +68,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         + f.chunk * (2 * decisions.key_pitch(problem) + decisions.value_pitch(f)),
         l2_bytes=f.chunk * row_bytes + packet,
         issue_cycles=np.maximum(
-            _main(f, size, c), np.where(alone, _helper(f, problem, c), _copies(f, problem, c))
+            _main(f, size, c), np.where(alone, _helper(*asked), _copies(*asked))
         ),
         epilogue_cycles=state_bytes / 32,
         dram_bytes=problem.bytes * c.dram,
@@ -84,15 +85,18 @@ def _packet(f: Fields) -> Any:
 def _relating(f: Fields, problem: Problem, device: Device, c: Costs, alone: Any) -> Demand:
     """The load of the kernel that relates tokens, which is launched first; a tile is a chunk."""
     heads, size = problem["num_v_heads"], problem["head_size"]
-    count = (problem["total_seq_len"] // f.chunk + problem["num_seqs"]) * heads
+    each = decisions.heads_each(problem)
+    count = (problem["total_seq_len"] // f.chunk + problem["num_seqs"]) * (heads // each)
     smem = decisions.relating_bytes(f, problem)
-    threads = decisions.WARP * f.helpers
+    warps = decisions.relating_warps(f)
     return Demand(
         blocks=np.where(alone, 0, count),
-        resident=np.maximum(device.resident_blocks(smem, RELATING_REGISTERS, threads), 1),
+        resident=np.maximum(
+            device.resident_blocks(smem, RELATING_REGISTERS, decisions.WARP * warps), 1
+        ),
         mma_cycles=c.mma * 4 * decisions.blocks(f) * (size // decisions.UNIT),
         l2_bytes=2 * ELEMENT * f.chunk * size + _packet(f),
-        issue_cycles=_helper(f, problem, c),
+        issue_cycles=_helper(f, problem, c, warps),
         setup_cycles=c.start,
     )
 
@@ -121,20 +125,20 @@ def _main(f: Fields, size: int, c: Costs) -> Any:
     return work + stores + decisions.solves(f) * decisions.parts(f, "solve") * c.solve + c.turn
 
 
-def _helper(f: Fields, problem: Problem, c: Costs) -> Any:
-    """Cycles of a helper alone for a chunk."""
+def _helper(f: Fields, problem: Problem, c: Costs, warps: Any) -> Any:
+    """Cycles of one of so many helpers alone for a chunk."""
     size = problem["head_size"]
-    mine = np.ceil(decisions.blocks(f) / f.helpers)
-    columns = np.ceil(f.chunk / decisions.WARP / f.helpers) * f.solve_block
+    mine = np.ceil(decisions.blocks(f) / warps)
+    columns = np.ceil(f.chunk / decisions.WARP / warps) * f.solve_block
     related = mine * (c.relate + size // decisions.UNIT * (4 * c.issue + 3 * c.matrix))
-    return c.gates + _copies(f, problem, c) + related + columns * c.column
+    return c.gates + _copies(f, problem, c, warps) + related + columns * c.column
 
 
-def _copies(f: Fields, problem: Problem, c: Costs) -> Any:
+def _copies(f: Fields, problem: Problem, c: Costs, warps: Any) -> Any:
     """Of it what copies take."""
     size = problem["head_size"]
-    keys = f.chunk * 2 * size * ELEMENT / 16 / decisions.WARP / f.helpers
-    values = f.chunk * f.rows * ELEMENT / 16 / decisions.WARP / f.helpers
+    keys = f.chunk * 2 * size * ELEMENT / 16 / decisions.WARP / warps
+    values = f.chunk * f.rows * ELEMENT / 16 / decisions.WARP / warps
     convert = np.where((f.operands == decisions.HALF) & (problem.dtype != "float16"), c.convert, 0)
     return (keys + values) * c.copy + keys * convert + c.turn
 

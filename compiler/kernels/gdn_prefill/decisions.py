@@ -109,13 +109,24 @@ def packet_lines(f: Fields) -> Any:
     return handed + -(-numbers_bytes(f) // LINE)
 
 
+def heads_each(problem: Problem) -> int:
+    """Value heads of one key head in a CTA that relates tokens."""
+    return 1 if problem["num_v_heads"] // problem["num_q_heads"] % 2 else 2
+
+
+def relating_warps(f: Fields) -> Any:
+    """Of a CTA that relates tokens: one for each block, and one more where these are few."""
+    return blocks(f) + (f.chunk <= 2 * UNIT)
+
+
 def relating_bytes(f: Fields, problem: Problem) -> Any:
     """Of the layout of `packets.Relate`."""
     handed = blocks(f) * BLOCK_BYTES * parts(f, "operands")
     handed = handed + np.where(far(f), blocks(f) * BLOCK_BYTES * parts(f, "solve"), 0)
     solved = solves(f) * square(f)
     handed = handed + solved * (BLOCK_BYTES * parts(f, "solve") + NEAR_BYTES)
-    return 2 * f.chunk * key_pitch(problem) + GATES * gate_bytes(f) + handed
+    of_head = GATES * gate_bytes(f) + handed
+    return 2 * f.chunk * key_pitch(problem) + heads_each(problem) * of_head
 
 
 def smem_bytes(f: Fields, problem: Problem) -> Any:

@@ -46,20 +46,22 @@ def blocks(k: Shape) -> list[Block]:
 
 
 class Relate(ChunkWarps):
-    """The first kernel: a CTA has a chunk of a value head, and all its warps are helpers."""
+    """The first kernel: a CTA has a chunk of a value head, or of two that share a key head, and all
+    its warps are helpers."""
 
     carries, prefix = False, "r_"
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.search = Search("cu_seqlens", self.chunk, prefix=self.prefix, word=BOUND_BYTES)
-        self._place = CTAID // self.value_heads
+        self.groups = self.value_heads // self.heads_each
+        self._place = CTAID // self.groups
         self._find, self._sequence = self.search.find(self._place, param("num_seqs"))
         self.lines = int(decisions.packet_lines(s.fields()))
 
     @property
     def place(self) -> tuple[UOp, UOp, UOp]:
-        return self._sequence, CTAID % self.value_heads, CTAID * 0
+        return self._sequence, CTAID % self.groups * self.heads_each + self.mine, CTAID * 0
 
     @property
     def storage(self) -> tuple[UOp, ...]:
@@ -87,22 +89,32 @@ class Relate(ChunkWarps):
 
     def launch(self, given: Given, last: Launch) -> Launch:
         """Of both kernels; a CTA for each chunk that there can be and each value head."""
-        places = f"(total_seq_len // {self.chunk} + num_seqs) * {self.value_heads}"
+        places = f"(total_seq_len // {self.chunk} + num_seqs)"
         shared = layout(self.build().arg).smem_bytes
-        workspace = (Workspace(PACKETS, f"{places} * {self.lines * LINE}"),)
-        first = launch_of(RELATE, places, self.warps, self.params, given, shared)
+        workspace = (Workspace(PACKETS, f"{places} * {self.value_heads * self.lines * LINE}"),)
+        first = launch_of(
+            RELATE, f"{places} * {self.groups}", self.warps, self.params, given, shared
+        )
         return replace(first, then=(replace(last, dependent=True),), workspace=workspace)
 
     def _chunk(self, n: UOp) -> None:
         emit(self.ask(n), at.copies_commit())
-        self._begin(n)
+        for head in range(self.heads_each):
+            self.mine, keeper = head, (self.helpers - 1 - head) % self.helpers
+            self.gatekeeper = self.index.eq(keeper)
+            self._begin(n)
         emit(at.copies_wait(pending=0))
         self._relate(n)
         emit(self._meet())
+        for i in range(self.helpers):
+            emit(when(self.index.eq(i), traced(self._lines, n, i)))
+
+    def _lines(self, n: UOp, first: int) -> None:
+        """A warp's lines of the packets."""
         found = blocks(self)
-        for i in range(self.lines):
-            load = traced(self._line, n, i, found[i] if i < len(found) else None, len(found))
-            emit(when(self.index.eq(i % self.helpers), load) if self.helpers > 1 else load)
+        for i in range(first, self.lines * self.heads_each, self.helpers):
+            self.mine, line = divmod(i, self.lines)
+            self._line(n, line, found[line] if line < len(found) else None, len(found))
 
     def _line(self, n: UOp, i: int, block: Block | None, count: int) -> None:
         """A line of the packet: a block, or numbers of gates, the last of them again at the end."""
@@ -110,10 +122,11 @@ class Relate(ChunkWarps):
             held = self.handed(n, *block)
         else:
             held, last = self.r.uint32(width=QUAD), decisions.numbers_bytes(self.s.fields())
-            place = slot(self.gates, n % self.gate_buffers, 0, int(last))
+            place = slot(self.gates, self.mine, 0, int(last))
             offset = (LANE + (i - count) * WARP).min(int(last) // PIECE - 1) << 4
             emit(at.ld_shared_v4(held.slot, place, offset))
-        index, where = (CTAID * self.lines + i) * WARP + LANE, (CTAID, i * WORDS, 1, WORDS)
+        number = CTAID * self.heads_each + self.mine
+        index, where = (number * self.lines + i) * WARP + LANE, (number, i * WORDS, 1, WORDS)
         emit(store_global(PACKETS, index, held.slot, where, element=PIECE))
 
 

@@ -44,10 +44,12 @@ class Gate(IntEnum):
 class Shape:
     """What main warps and helpers agree on.
 
-    `carries`: whether there are main warps; else a CTA relates the tokens of a single chunk.
+    `carries`: whether there are main warps; else a CTA relates the tokens of a single chunk, for as
+    many value heads as `heads_each`; `mine` is the one of them that is at hand.
     """
 
     carries, prefix = True, ""
+    mine: Value = 0
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         self.problem, self.s, self.device = problem, s, device
@@ -56,10 +58,14 @@ class Shape:
         self.key_heads = problem["num_q_heads"]
         self.share = self.value_heads // self.key_heads  # value heads of a key head
         self.chunk, self.rows = int(s.chunk), int(s.rows)
-        self.helpers, self.stages = int(s.helpers), int(s.stages) if self.carries else 1
+        self.helpers, self.stages = int(s.helpers), int(s.stages)
+        if not self.carries:
+            self.helpers, self.stages = int(decisions.relating_warps(f)), 1
         self.mains = int(decisions.main_warps(f)) if self.carries else 0
         self.warps = self.mains + self.helpers
-        self.buffers, self.gate_buffers = (BUFFERS, GATE_BUFFERS) if self.carries else (1, 1)
+        self.heads_each = 1 if self.carries else int(decisions.heads_each(problem))
+        self.buffers = BUFFERS if self.carries else self.heads_each
+        self.gate_buffers = GATE_BUFFERS if self.carries else self.heads_each
         self.slices = self.size // self.rows  # CTAs of a head
         self.units, self.steps = self.chunk // UNIT, self.size // UNIT
         self.blocks, self.solves = int(decisions.blocks(f)), int(decisions.solves(f))
@@ -93,7 +99,7 @@ class Shape:
         self.pulls = smem("pulls", block * self.solve_parts, self.buffers, align=128)
         solved = self.solves * self.square * BLOCK_BYTES
         self.solved = smem("solved", solved * self.solve_parts, self.buffers, align=128)
-        self.near = smem("near", self.solves * self.square * NEAR_BYTES, align=128)
+        self.near = smem("near", self.solves * self.square * NEAR_BYTES, self.heads_each, 128)
         self.bounds = [frag(self.prefix + name, 1, "b32") for name in ("begin", "end")]
 
     @property
@@ -135,9 +141,13 @@ class Shape:
 
     # -- shared memory -------------------------------------------------------------------------
 
+    def buffer(self, n: Value, count: int) -> Value:
+        """Of so many that are filled in turn, that of a chunk; or that of the head at hand."""
+        return n % count if self.carries else self.mine
+
     def gate(self, n: UOp, which: Gate) -> UOp:
         size = decisions.WARP * 4 if which is Gate.TOTAL else self.gate_bytes
-        return slot(self.gates, n % self.gate_buffers, which * self.gate_bytes, size)
+        return slot(self.gates, self.buffer(n, self.gate_buffers), which * self.gate_bytes, size)
 
     def token_rows(self, storage: UOp, n: UOp, unit: Value) -> UOp:
         """The rows of 16 tokens of a chunk."""
@@ -147,15 +157,20 @@ class Shape:
     def block(self, storage: UOp, n: UOp, index: Value, part: int = 0) -> UOp:
         """A 16 x 16 block of scores or pulls; `part`: the first or the second term."""
         first = part * self.blocks * BLOCK_BYTES
-        return slot(storage, n % self.buffers, index * BLOCK_BYTES + first, BLOCK_BYTES)
+        return slot(storage, self.buffer(n, self.buffers), index * BLOCK_BYTES + first, BLOCK_BYTES)
 
     def solved_blocks(self, n: UOp, index: Value, part: int, count: int = 1) -> UOp:
         """Blocks of the inverse, by columns; those of tokens that are solved at a time together."""
         first = part * self.solves * self.square * BLOCK_BYTES
-        return slot(self.solved, n % self.buffers, index * BLOCK_BYTES + first, count * BLOCK_BYTES)
+        return slot(
+            self.solved,
+            self.buffer(n, self.buffers),
+            index * BLOCK_BYTES + first,
+            count * BLOCK_BYTES,
+        )
 
     def near_blocks(self, index: Value, count: int = 1) -> UOp:
-        return slot(self.near, 0, index * NEAR_BYTES, count * NEAR_BYTES)
+        return slot(self.near, self.mine, index * NEAR_BYTES, count * NEAR_BYTES)
 
     @staticmethod
     def triangle(i: int, j: int) -> int:
