@@ -136,6 +136,7 @@ def test_flags_in_prose_exist(page: Path) -> None:
                 "ptxflow.eval.bench.report",
                 "ptxflow.eval.sample.solution",
                 "ptxflow.eval.agents.server",
+                "ptxflow.eval.tune.session",
             )
         )
     )
