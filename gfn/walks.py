@@ -118,30 +118,19 @@ class Walks:
 
         node [n] at this depth, prefix [n, >= depth] choice indices, which [n] of the conditions.
         """
-        if not self.compact:
-            return self._scored(network, depth, node, prefix, conditions, which)
-        out = torch.zeros(len(node), self.sizes[depth])
-        out.masked_fill_(self.child[depth][node] < 0, -torch.inf)
-        live = torch.nonzero(self.legal[depth][node] > 1).squeeze(1)
-        if not len(live):
-            return out
-        rows = (node[live], prefix.index_select(0, live), conditions, which[live])
-        return out.index_copy(0, live, self._scored(network, depth, *rows))
-
-    def _scored(
-        self,
-        network: PolicyNetwork,
-        depth: int,
-        node: Tensor,
-        prefix: Tensor,
-        conditions: Conditions,
-        which: Tensor,
-    ) -> Tensor:
+        if self.compact:  # where one choice is legal there is nothing to score
+            out = torch.zeros(len(node), self.sizes[depth])
+            out.masked_fill_(self.child[depth][node] < 0, -torch.inf)
+            live = torch.nonzero(self.legal[depth][node] > 1).squeeze(1)
+            if not len(live):
+                return out
+            node, prefix, which = node[live], prefix.index_select(0, live), which[live]
         policy = network.of(self.family)
         state = conditions.encoded.index_select(0, which) + policy.decided(depth, prefix)
         scale, log_counts = conditions.scale[which], self.log_counts[depth][node]
         said = policy.hinted(depth, conditions, which, prefix)
-        return torch.log_softmax(policy.logits(depth, state, scale, log_counts, said), 1)
+        found = torch.log_softmax(policy.logits(depth, state, scale, log_counts, said), 1)
+        return out.index_copy(0, live, found) if self.compact else found
 
     def walk(
         self,

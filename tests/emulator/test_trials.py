@@ -46,18 +46,25 @@ def test_a_brief_run_starts_few_clusters_where_what_they_lack_shows(
     assert all(again == (False, seed) for (some, seed), again in pairwise(runs) if some)
 
 
-def test_a_wrong_kernel_is_told_from_a_right_one(monkeypatch: pytest.MonkeyPatch):
-    """One bit of a descriptor: the values differ, and the report says how many."""
+def emulated(
+    monkeypatch: pytest.MonkeyPatch, old: str, new: str, *more: tuple[int, ...]
+) -> emulation.Emulation:
+    """A kernel in whose text a pattern was replaced."""
     dev, _, s = CASES[0]
     write = emulation.write
 
     def planted(kernel, device):  # type: ignore[no-untyped-def]
-        text = write(kernel, device)
-        assert "0x4000004000000000" in text
-        return text.replace("0x4000004000000000", "0x4000002000000000")
+        text, count = re.subn(old, new, write(kernel, device))
+        assert count
+        return text
 
     monkeypatch.setattr(emulation, "write", planted)
-    result = run_emulation(problem_for(s), s, dev)
+    return run_emulation(problem_for(s), s, dev, *more)
+
+
+def test_a_wrong_kernel_is_told_from_a_right_one(monkeypatch: pytest.MonkeyPatch):
+    """One bit of a descriptor: the values differ, and the report says how many."""
+    result = emulated(monkeypatch, "0x4000004000000000", "0x4000002000000000")
     assert not result.right and result.error
 
 
@@ -83,16 +90,7 @@ def test_a_right_kernel_is_emulated_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_hazard_alone_is_a_failure(monkeypatch: pytest.MonkeyPatch):
     """The values are right, an ordering lacks: what is printed quotes the statement."""
-    dev, _, s = CASES[0]
-    write = emulation.write
-
-    def unfenced(kernel, device):  # type: ignore[no-untyped-def]
-        text = write(kernel, device)
-        assert "fence.mbarrier_init" in text
-        return re.sub(r"\n[^\n]*fence\.mbarrier_init[^\n]*", "", text)
-
-    monkeypatch.setattr(emulation, "write", unfenced)
-    result = run_emulation(problem_for(s), s, dev, (0,))
+    result = emulated(monkeypatch, r"\n[^\n]*fence\.mbarrier_init[^\n]*", "", (0,))
     assert result.exact and not result.right and not result.error
     assert re.search(r"line \d+ `cp\.async\.bulk\..*`: .*not fenced .*\(schedule 0\)", str(result))
     assert all(h in str(result) for h in result.hazards)

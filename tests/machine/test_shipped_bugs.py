@@ -33,6 +33,7 @@ from tests.machine.truth import (
     wgmma,
 )
 
+STAGED = "cooperative, staged, persistent"
 FULL = mbar("full", 1, 1)
 DRAIN = at.wgmma_wait(pending=0)
 Replay = tuple[UOp, list[Trip], Device]
@@ -60,12 +61,18 @@ def roles(producer: Body, consumer: Body, warps: int = 4) -> list[UOp]:
     ]
 
 
-def changed(tree: UOp, name: str, which: int, make: Callable[[UOp], Body]) -> UOp:
-    """The tree with one statement of that name replaced."""
+def replay(
+    broken: bool, dev: Device, case: str, name: str, which: int, make: Callable[[UOp], Body]
+) -> Replay:
+    """A GEMM, `broken` where one statement of that name is replaced."""
+    tree, trips = build(dev, (HOPPER if dev is H200 else BLACKWELL)[case])
+    if not broken:
+        return tree, trips, dev
     found = [(p, n) for p, n in walk(tree) if n.op is Op.ATOM and n.arg.atom == name]
     path, node = found[which]
     new = make(node)
-    return edit(tree, path, (new,) if isinstance(new, UOp) else tuple(new or ()))  # type: ignore[arg-type]
+    statements = (new,) if isinstance(new, UOp) else tuple(new or ())
+    return edit(tree, path, statements), trips, dev  # type: ignore[arg-type]
 
 
 @bug(
@@ -114,23 +121,19 @@ def unpaired(broken: bool) -> Replay:
     ".*fix: .*a barrier that expects all its bytes",
 )
 def pair_bytes(broken: bool) -> Replay:
-    tree, trips = build(B200, BLACKWELL["pair"])
-
-    def halve(node: UOp) -> UOp:
-        return at.mbar_arrive_expect(*node.src, bytes=node.arg.attr("bytes") // 2)
-
-    return (changed(tree, "mbar_arrive_expect", 0, halve) if broken else tree), trips, B200
+    return replay(
+        broken, B200, "pair", "mbar_arrive_expect", 0,
+        lambda n: at.mbar_arrive_expect(*n.src, bytes=n.arg.attr("bytes") // 2),
+    )  # fmt: skip
 
 
 @bug("parity not taken modulo 2", r"mbar_wait\(ring_empty\) at .*: waits for parity \d+ of ring_em")
 def parity(broken: bool) -> Replay:
-    tree, trips = build(H200, HOPPER["cooperative, staged, persistent"])
-
     def whole_turn(node: UOp) -> UOp:
         turn = node.src[1].src[0].src[0]  # (turn & 1) ^ 1
         return at.mbar_wait(node.src[0], turn + 1)
 
-    return (changed(tree, "mbar_wait", 1, whole_turn) if broken else tree), trips, H200
+    return replay(broken, H200, STAGED, "mbar_wait", 1, whole_turn)
 
 
 @bug(
@@ -166,12 +169,8 @@ def tail(broken: bool) -> Replay:
     r"tcgen05_commit\(ring_empty\) at \S+ arrives there",
 )
 def lone_commit(broken: bool) -> Replay:
-    tree, trips = build(B200, BLACKWELL["pair"])
-
-    def lone(node: UOp) -> UOp:
-        return at.tcgen05_commit(node.src[0], cta_group=2, mask=1)
-
-    return (changed(tree, "tcgen05_commit", 0, lone) if broken else tree), trips, B200
+    return replay(broken, B200, "pair", "tcgen05_commit", 0,
+                  lambda n: at.tcgen05_commit(n.src[0], cta_group=2, mask=1))  # fmt: skip
 
 
 @bug(
@@ -202,8 +201,7 @@ def tiles(broken: bool) -> Replay:
 )
 def freed(broken: bool) -> Replay:
     """The warps end at their own pace: they must meet before one of them deallocates."""
-    tree, trips = build(B200, BLACKWELL["direct, one epilogue warpgroup"])
-    return (changed(tree, "cta_sync", -1, lambda n: []) if broken else tree), trips, B200
+    return replay(broken, B200, "direct, one epilogue warpgroup", "cta_sync", -1, lambda n: [])
 
 
 @bug(
@@ -226,8 +224,7 @@ def early_release(broken: bool) -> Replay:
     r"mbar_init\(ring_full\) at .*which is not ordered before",
 )
 def unfenced(broken: bool) -> Replay:
-    tree, trips = build(H200, HOPPER["cooperative, staged, persistent"])
-    return (changed(tree, "fence_mbar_init", 0, lambda n: []) if broken else tree), trips, H200
+    return replay(broken, H200, STAGED, "fence_mbar_init", 0, lambda n: [])
 
 
 @bug(
@@ -237,12 +234,7 @@ def unfenced(broken: bool) -> Replay:
 )
 def no_bytes(broken: bool) -> Replay:
     """The producer arrives without announcing bytes: the phase is over before they are there."""
-    tree, trips = build(H200, HOPPER["cooperative, staged, persistent"])
-
-    def plain(node: UOp) -> UOp:
-        return at.mbar_arrive(*node.src)
-
-    return (changed(tree, "mbar_arrive_expect", 0, plain) if broken else tree), trips, H200
+    return replay(broken, H200, STAGED, "mbar_arrive_expect", 0, lambda n: at.mbar_arrive(*n.src))
 
 
 @bug(

@@ -136,7 +136,6 @@ def test_flags_in_prose_exist(page: Path) -> None:
                 "ptxflow.eval.bench.report",
                 "ptxflow.eval.sample.solution",
                 "ptxflow.eval.agents.server",
-                "ptxflow.eval.tune.session",
             )
         )
     )
