@@ -306,6 +306,7 @@ def sample_kernels(
         at_temperature,
         load_policy,
         score,
+        undrawn,
         with_family,
         with_found,
     )
@@ -337,6 +338,8 @@ def sample_kernels(
         print(f"{len(space):,} strategies are valid: {len(codes):,} that a search of the reward "
               f"asked for{'' if wide else f' and {most} draws of the policy'} are scored, and the "
               "best is the best of these", file=sys.stderr)  # fmt: skip
+    elif wide:
+        pool = undrawn(space, len(space))
     else:
         pool = score(policy, space, args.k, args.seed, sharpness, tau)
     chosen = choose(

@@ -201,19 +201,23 @@ def with_found(
 ) -> Pool:
     """Draws of a policy and these strategies [n], which a search found, as one pool. Where there
     are no draws, as no policy was trained for the space, all strategies count as equally likely."""
-    rows = torch.from_numpy(space.indices(codes))
     if pool is None:
-        every, drawn = np.unique(codes), np.zeros(0, np.int64)
-        logs = np.full(len(every), -np.log(len(space)))
-    else:
-        zero, at = torch.zeros(1, dtype=torch.int64), torch.full((1,), tau)
-        with torch.no_grad():
-            walk = Diagrams([space]).walk(policy.network, zero, at, each=len(rows), given=rows)
-        found = walk.log_probs.double().sum(0).numpy()
-        every, first = np.unique(np.concatenate([pool.space.codes, codes]), return_index=True)
-        logs = np.concatenate([pool.log_probs, found])[first]
-        drawn = np.searchsorted(every, pool.space.codes[pool.drawn])
+        part = Space(space.family, space.problem, space.device, np.unique(codes))
+        return undrawn(part, len(space))
+    rows = torch.from_numpy(space.indices(codes))
+    zero, at = torch.zeros(1, dtype=torch.int64), torch.full((1,), tau)
+    with torch.no_grad():
+        walk = Diagrams([space]).walk(policy.network, zero, at, each=len(rows), given=rows)
+    found = walk.log_probs.double().sum(0).numpy()
+    every, first = np.unique(np.concatenate([pool.space.codes, codes]), return_index=True)
+    logs = np.concatenate([pool.log_probs, found])[first]
+    drawn = np.searchsorted(every, pool.space.codes[pool.drawn])
     return Pool(Space(space.family, space.problem, space.device, every), logs, drawn)
+
+
+def undrawn(part: Space, count: int) -> Pool:
+    """Strategies of a space of `count` that no policy was trained for: all are equally likely."""
+    return Pool(part, np.full(len(part), -np.log(count)), np.zeros(0, np.int64))
 
 
 def draw_distinct(

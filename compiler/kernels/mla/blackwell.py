@@ -118,7 +118,8 @@ class Blackwell(Attend, Parts):
             emit(at.st_shared_lanes(place, LANE << 2, 1, packed[half].slot))
 
     def _add(self, t: UOp, span: Span) -> None:
-        following: Body = when(t + 1 < span.tiles, self._multiply_keys(t + 1))
+        only = self.chunk == self.tile  # of its chunk
+        following: Body = None if only else when(t + 1 < span.tiles, self._multiply_keys(t + 1))
         emit(at.fence_proxy_async(), at.tcgen05_fence_before(), self._meet())
         emit(elect(WARP.eq(0), self._multiply_values(t), following))
         self._rescale()
