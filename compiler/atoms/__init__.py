@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ptxflow.compiler.atoms import (
+from ptxflow.compiler.atoms import (  # noqa: F401  importing them fills the table
     arithmetic,
     blackwell,
     blocks,
@@ -33,22 +33,6 @@ from ptxflow.compiler.atoms.table import (
 from ptxflow.compiler.ir import UOp
 
 __all__ = ["Access", "Atom", "Lanes", "Rule", "Scope", "all_atoms", "at", "atom"]
-_ROWS = (
-    common,
-    registers,
-    threads,
-    arithmetic,
-    reductions,
-    candidates,
-    draws,
-    matrix,
-    softmax,
-    copies,
-    indexing,
-    hopper,
-    blackwell,
-    blocks,
-)  # importing them fills the table
 
 
 class _Constructors:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from ptxflow.compiler.emulator import (
+from ptxflow.compiler.emulator import (  # noqa: F401  importing them fills the table
     arithmetic,
     atomics,
     bits,
@@ -42,27 +42,6 @@ from ptxflow.compiler.emulator.values import from_bfloat16, to_bfloat16
 from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments, Launch, evaluate
 
 __all__ = ["Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat16", "to_bfloat16"]
-_INSTRUCTIONS = (
-    scalar,
-    comparisons,
-    arithmetic,
-    conversions,
-    floats,
-    bits,
-    moves,
-    atomics,
-    control,
-    warpwide,
-    wmma,
-    copies,
-    bulk,
-    plain,
-    tma,
-    remote,
-    wgmma,
-    tcgen05,
-    tmem,
-)  # importing them fills the table
 
 
 def emulate(

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 LANES = 32
 FULL = 0xFFFFFFFF
-END = 1 << 60
 DTYPES: dict[int, Any] = {
     1: np.bool_,
     8: np.uint8,

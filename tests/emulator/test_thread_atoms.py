@@ -51,7 +51,6 @@ def _given(name: str, target: UOp) -> UOp:
     return at.ld_global(slot(target), param(name), LANE, 1, _all(name), element=16)
 
 
-BIG = np.float32(3e38)
 ARITHMETIC: dict[str, tuple[Callable[..., UOp], Callable[..., Any], float]] = {
     "fma_f32": (at.fma_f32, lambda a, b, c: a * b + c, 2.0**-23),
     "sub_f32": (at.sub_f32, lambda a, b: a - b, 0),

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.launch import Arguments
-from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisoned, stored
+from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, poisoned, stored
 
 Ints = NDArray[np.int64]
-Bounds = dict[str, tuple[Values, Values]]
 Sees = Callable[[int, Ints, int, int], Values]  # of a query, keys, and how many of both: which
 SIZES = (1.0, 4.0, 0.0, 16.0, 1.0)  # of a query, by row and head
 AGAINST = (0.0, 0.0, 0.0, 0.0, -12.0)  # of what all keys have in common, in a query
@@ -231,24 +230,8 @@ def complete(
     scale: float,
     sees: Sees | None = None,
 ) -> Case:
-    """The case of these inputs, with poisoned outputs; shapes as in `expected`."""
-    tensors["output"] = poisoned((*q.shape[:2], values.shape[-1]), problem.dtype)
-    tensors["lse"] = poisoned(q.shape[:2], "float32")
-    bounds = expected(problem, given, q, keys, values, scale, sees)
-    return Case(tensors, bounds, Arguments({"sm_scale": scale}))
-
-
-def expected(
-    problem: Problem,
-    given: Sequences,
-    q: Values,
-    keys: Values,
-    values: Values,
-    scale: float,
-    sees: Sees | None = None,
-) -> Bounds:
-    """Bounds of output [rows, heads, dv] and lse [rows, heads], causal from the end; with `sees`
-    not all keys before a query are seen.
+    """The case of these inputs, with poisoned outputs: bounds of output [rows, heads, dv] and lse
+    [rows, heads], causal from the end; with `sees` not all keys before a query are seen.
 
     q [rows, heads, d], keys [tokens, kv_heads, d], values [tokens, kv_heads, dv], in float64. Where
     a query sees no key the output is 0 and lse -inf.
@@ -271,8 +254,11 @@ def expected(
                 k, v = keys[own, h // share], values[own, h // share]
                 found = _row(q[at], k, v, scale, PROBABILITY_ERROR[problem.dtype])
                 output[at], lse[at], output_error[at], lse_error[at] = found
-    ends = [plain(stored(output + e, problem.dtype)) for e in (-output_error, output_error)]
-    return {"output": (ends[0], ends[1]), "lse": (lse - lse_error, lse + lse_error)}
+    tensors["output"] = poisoned(output.shape, problem.dtype)
+    tensors["lse"] = poisoned(lse.shape, "float32")
+    bounds = {"output": ends(output, output_error, problem.dtype),
+              "lse": (lse - lse_error, lse + lse_error)}  # fmt: skip
+    return Case(tensors, bounds, Arguments({"sm_scale": scale}))
 
 
 def _row(q: Values, k: Values, v: Values, scale: float, rounding: tuple[float, float]) -> Any:

@@ -40,6 +40,12 @@ def plain(tensor: NDArray[np.generic]) -> Values:
     return from_bfloat16(tensor) if tensor.dtype == np.uint16 else tensor
 
 
+def ends(exact: Values, error: Values | float, dtype: str) -> tuple[Values, Values]:
+    """The least and the greatest right values in a type, of such that are off by `error`."""
+    low, high = (plain(stored(exact + e, dtype)) for e in (-error, error))
+    return low, high
+
+
 def poisoned(shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
     """What no kernel writes: NaN, -1 in integers."""
     integer = dtype.startswith("int")

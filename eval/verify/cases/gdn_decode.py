@@ -14,7 +14,7 @@ import numpy as np
 
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.launch import Arguments
-from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisoned, stored
+from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, poisoned, stored
 
 SUM_ERROR, GATE_ERROR, ROUNDING = 2.0**-18, 2.0**-20, 2.0**-22
 SMALLEST = 2.0**-120  # what is below may be zero: a shut gate in float32
@@ -82,8 +82,6 @@ def _expected(tensors: Tensors, problem: Problem, scale: float) -> dict[str, tup
     error += SMALLEST
     sizes = total(size * np.abs(q)) + np.abs(change) * total(np.abs(k * q))
     out_error = scale * (total(np.abs(q) * error) + SUM_ERROR * sizes)
-    out = scale * total(new * q)
-    ends = [
-        plain(stored((out + e)[..., 0][:, None], problem.dtype)) for e in (-out_error, out_error)
-    ]
-    return {"output": (ends[0], ends[1]), "new_state": (new - error, new + error)}
+    out, out_error = (x[..., 0][:, None] for x in (scale * total(new * q), out_error))
+    output = ends(out, out_error, problem.dtype)
+    return {"output": output, "new_state": (new - error, new + error)}

@@ -19,7 +19,7 @@ import numpy as np
 
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.launch import Arguments
-from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisoned, stored
+from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, poisoned, stored
 
 #: two factors of half an ulp each; products within a chunk may take the tensors' own 16-bit type
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-10}
@@ -113,8 +113,8 @@ def _expected(tensors: Tensors, problem: Problem, scale: float) -> dict[str, tup
             out_error[t] = scale * np.sqrt(_dot(error + state**2, q[t] ** 2) + lost)
         states[s], state_error[s] = state, np.sqrt(error + state**2)
     state_error, out_error = (DEVIATIONS * step * e for e in (state_error, out_error))
-    ends = [plain(stored(out + e, problem.dtype)) for e in (-out_error, out_error)]
-    return {"output": (ends[0], ends[1]), "new_state": (states - state_error, states + state_error)}
+    output = ends(out, out_error, problem.dtype)
+    return {"output": output, "new_state": (states - state_error, states + state_error)}
 
 
 def _dot(rows: Values, vector: Values) -> Values:

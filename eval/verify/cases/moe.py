@@ -15,7 +15,7 @@ import numpy as np
 from ptxflow.compiler.emulator.values import decode, e4m3_bits
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.launch import Arguments
-from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, poisoned, stored
+from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, poisoned, stored
 
 BLOCK, GROUPS, KEPT_GROUPS, CHOSEN = 128, 8, 4, 8
 GROUP, LANE_EXPERTS = 32, 8  # experts
@@ -199,5 +199,4 @@ def _expected(tensors: Tensors, first: int) -> tuple[Values, Values]:
         error[mine] += weight[mine, None] ** 2 * ((ROUNDING * h) ** 2 @ (down**2).T)
         error[mine] += (2.0**-9 * part) ** 2  # an expert's outputs may be stored as bfloat16
     room = DEVIATIONS * np.sqrt(error) + 2.0**-12 * np.abs(out)
-    low, high = (plain(stored(out + e, "bfloat16")) for e in (-room, room))
-    return low, high
+    return ends(out, room, "bfloat16")
