@@ -143,6 +143,12 @@ def takes(arguments: list[str]) -> None:
     cli.main.make_context(f"dask {arguments[1]}", arguments[2:])
 
 
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What our command sets goes with the test."""
+    monkeypatch.setenv(campaign.CLUSTER, "")
+
+
 def test_dask_takes_what_the_batch_script_gives_it() -> None:
     text = SCRIPT.read_text()
     subprocess.run(["bash", "-n", SCRIPT], check=True)
