@@ -329,8 +329,7 @@ def sample_kernels(
         most = max(args.k, POOL)
         draws = None if wide else score(policy, space, most, args.seed, sharpness, tau)
         reward = reward_of(about, space.device.name, space.family.name)[0]
-        # what strategies do that do not say stays so: no reward of today knows more of it
-        part = space.given({n: (c,) for n, c in space.family.implied.items()})
+        part = space.plain()
         codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), args.seed)
         steps = -np.round(tflops / tflops[0], 4)  # of those that are alike, one
         apart = codes[np.unique(steps, return_index=True)[1]]

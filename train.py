@@ -72,7 +72,7 @@ def new_settings(args: argparse.Namespace) -> Settings:
     given = {k: v for k, v in options.items() if v is not None}
     device = known_device(args.device)
     definitions = chosen(args.definitions, preset)
-    asked = "model" if device == ANY else args.reward
+    asked = "model" if device == ANY or args.space == "wide" else args.reward
     reward = describe(asked, device, args.surrogate or (), args.measurements or ())
     compute = placed(args.compute)
     files = {d: str(Path(d).resolve()) for d in definitions if d.endswith(".json")}
@@ -90,6 +90,7 @@ def new_settings(args: argparse.Namespace) -> Settings:
         live=args.measure or 0,
         init=str(args.init) if args.init else None,
         without=known_device(args.without) if args.without else None,
+        space=args.space or "listed",
     )
 
 
@@ -145,7 +146,8 @@ def streams(settings: Settings, members: Sequence[Member]) -> dict[str, Stream]:
     without = (settings.without,) if settings.without else ()
     families = dict.fromkeys(m.family.name for m in members)
     never = frozenset(m.problem for m in members if m.kind != "trained")
-    return {name: Stream(name, device, without, never) for name in families}
+    wide = settings.space == "wide"
+    return {name: Stream(name, device, without, never, wide) for name in families}
 
 
 def source(settings: Settings) -> tuple[Reward, Settings]:
@@ -207,6 +209,10 @@ def workloads(settings: Settings, reward: CachedReward) -> Workloads:
     try:
         target = places_of(settings)[-1]
         chosen = members(settings.definitions, preset)
+        if settings.space == "wide":
+            chosen = [replace(m, family=m.family.wide) for m in chosen if m.family.more.decisions]
+            if not chosen:
+                raise BadInput("--space wide: none of these families has a wide space")
         if preset.shapes:
             return drawn_workloads(settings, chosen, reward)
         jobs = cores() if settings.compute == "cuda" else settings.threads
@@ -223,6 +229,17 @@ def workloads(settings: Settings, reward: CachedReward) -> Workloads:
         raise BadInput(error.args[0]) from None
     except ValueError as error:
         raise BadInput(str(error)) from None
+
+
+def listed_part(space: Space | RelationSpace | None) -> Space | None:
+    """Of a wide space the strategies with listed choices, by which a policy is judged on the way."""
+    from ptxflow.compiler.kernels import family
+    from ptxflow.env.relation import RelationSpace
+
+    if not isinstance(space, RelationSpace):
+        return space
+    choices = {d.name: d.choices for d in family(space.family.name).decisions}
+    return space.plain().given(choices).listed()
 
 
 def drawn_workloads(
@@ -246,7 +263,8 @@ def drawn_workloads(
     devices, held = places_of(settings), [m for m in members if m.kind != "trained"]
     for i, device in enumerate(devices):
         own = held[i :: len(devices)]
-        found += zip(own, spaces_of(own, device, reward), strict=True)
+        made = spaces_of(own, device, reward, listed=() if settings.space == "wide" else None)
+        found += zip(own, map(listed_part, made), strict=True)
     kept = [(m, s) for m, s in found if s is not None]
     return Workloads([m for m, _ in kept], [s for _, s in kept])
 

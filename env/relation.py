@@ -19,7 +19,15 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Rule
-from ptxflow.env.space import Codes, EmptySpace, StrategySpace, bound_at, sizes_of, verdict
+from ptxflow.env.space import (
+    Codes,
+    EmptySpace,
+    Space,
+    StrategySpace,
+    bound_at,
+    sizes_of,
+    verdict,
+)
 
 Ints = NDArray[np.int32]
 LISTED = 3 * 10**5  # strategies up to which spaces are listed where they are used
@@ -77,6 +85,22 @@ class RelationSpace(StrategySpace):
         rows = self.at(rng.integers(len(self), size=n))
         codes: Codes = rows @ self.strides[1:]
         return codes
+
+    def listed(self) -> Space:
+        """The same strategies in a list, for which there must be room."""
+        codes = self.at(np.arange(len(self))) @ self.strides[1:]
+        return Space(self.family, self.problem, self.device, codes)
+
+    def plain(self) -> RelationSpace:
+        """What is left where decisions that strategies need not name are as listed ones have them,
+        each where that leaves something: no reward of today knows more of them."""
+        part = self
+        for name, choice in self.family.implied.items():
+            try:
+                part = part.given({name: (choice,)})
+            except EmptySpace:
+                continue
+        return part
 
     def given(self, fixed: Mapping[str, Collection[Choice]]) -> RelationSpace:
         names = [d.name for d in self.decisions]

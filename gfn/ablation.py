@@ -87,9 +87,8 @@ def run(job: Job, steps: int, device: str, options: dict[str, Any], until: float
     taus = [t for t in TEMPERATURES if least <= t <= most]
     if family.endswith(" wide"):
         network, model = trainer.network, trainer.reward
-        held = {n: [c] for n, c in spaces[0].family.implied.items()}
-        held |= {d.name: [*d.choices] for d in listed_family(spaces[0].family.name).decisions}
-        parts = [s.given({**held, "tile_k": [64]}) for s in spaces]
+        held = {d.name: [*d.choices] for d in listed_family(spaces[0].family.name).decisions}
+        parts = [s.plain().given({**held, "tile_k": [64]}) for s in spaces]
         pairs = list(zip(spaces, parts, strict=True))
         found = {str(t): [distance_within(network, *p, model, t) for p in pairs] for t in taus}
     else:

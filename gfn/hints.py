@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
+from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import ModelReward, log_reward
 from ptxflow.env.search import Search, Values
 from ptxflow.env.space import Codes, StrategySpace
@@ -43,13 +44,13 @@ def hints(spaces: Sequence[StrategySpace]) -> Tensor:
 
 def asked(space: StrategySpace) -> tuple[Codes, Values]:
     """The strategies that the hints of a workload rest on, best first, and the share of the
-    attainable by the model."""
+    attainable by the model; none names an implied decision, of which the model knows nothing."""
 
     def worth(codes: Codes) -> Values:
         tflops = ModelReward().tflops(space, codes)
         return log_reward(tflops, space.problem, space.device, tau=1.0)
 
-    return SEARCH.run(space, worth)
+    return SEARCH.run(space.plain() if isinstance(space, RelationSpace) else space, worth)
 
 
 def _of(space: StrategySpace) -> Values:
@@ -60,6 +61,9 @@ def _of(space: StrategySpace) -> Values:
     best = np.full((edges[-1], edges[-1]), -np.inf)
     for mine in places.T:
         np.maximum.at(best, (mine[:, None], places), worth[:, None])
-    alone = best.diagonal()
+    alone = best.diagonal().copy()
+    for i, decision in enumerate(space.decisions):
+        if decision.name in space.family.implied:  # any choice is as good
+            alone[edges[i] : edges[i + 1]] = worth.max()
     best = np.where(np.isneginf(best), np.minimum.outer(alone, alone), best)
     return np.maximum(best - worth.max(), -FAR)

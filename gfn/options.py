@@ -78,6 +78,7 @@ class Settings:
     init: str | None = None  # the policy that it began with, and
     begun: dict[str, Any] = field(default_factory=dict)  # its definitions, results, and lengths
     without: str | None = None  # the device that is left out, where they are drawn
+    space: str = "listed"  # or wide: which strategies there are
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Settings:
@@ -171,11 +172,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--device any needs --preset shapes, and is rewarded by the model")
     if args.without and args.device != ANY:
         parser.error("--without needs --device any")
+    modelled = args.preset == "shapes" and args.reward in (None, "model")
+    if args.space == "wide" and not modelled and not args.resume:
+        parser.error("--space wide needs --preset shapes, and is rewarded by the model")
     if args.preset == "shapes" and args.measure:
         parser.error("--measure records workloads by name: --preset shapes has none")
     if args.resume:
         fixed = (
-            "device", "without", "definitions", "preset", "compute", "batch", "width", "rate",
+            "device", "without", "space", "definitions", "preset", "compute", "batch", "width", "rate",
             "tau", "seed", "out", "reward", "surrogate", "measurements", "measure", "init",
             "definition",
         )  # fmt: skip
@@ -199,6 +203,9 @@ def _subject(parser: Parser) -> None:
         help="full (default): all families at the workloads of env/tasks/training_set.py; shapes: "
         "all axes drawn at random, anew as training goes on; demo: short")  # fmt: skip
     add("--without", metavar="DEVICE", help="with --device any: never drawn, nor one near it")
+    add("--space", choices=("listed", "wide"),
+        help="which strategies there are (default: listed); wide: those of the families that have "
+        "finer decisions, with --preset shapes, judged on the listed part")  # fmt: skip
     add("--init", type=Path, metavar="CHECKPOINT",
         help="begin with this trained policy; families it has no part for get one, and those that "
         "are not trained now stay as they are")  # fmt: skip

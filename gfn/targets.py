@@ -40,8 +40,7 @@ class Target:
     ) -> None:
         self.of = space  # kept, so that its id stays taken
         if not isinstance(space, Space):
-            codes = space.at(np.arange(len(space))) @ space.strides[1:]
-            space = Space(space.family, space.problem, space.device, codes)
+            space = space.listed()
         self.space = space
         self.tree = Tree(space, device)
         worth = log_reward(reward.tflops(space, space.codes), space.problem, space.device, tau=1.0)

@@ -112,13 +112,14 @@ class Stream:
     """Spaces of workloads of one family that are drawn at random; on `device`, or on any.
 
     Of devices drawn at random half are the named ones themselves, but for those `without`. Problems
-    to `avoid` are never drawn.
+    to `avoid` are never drawn. Of a `wide` space it is the part that rewards tell apart.
     """
 
     family: str
     device: Device | None = None
     without: Sequence[str] = ()
     avoid: Collection[Problem] = ()
+    wide: bool = False
 
     def draw(self, n: int, rng: np.random.Generator) -> list[RelationSpace]:
         """n spaces, none of them empty."""
@@ -130,8 +131,9 @@ class Stream:
             family, problem = random_workload(row, definition, rng)
             if problem in self.avoid:
                 continue
+            own, device = family.wide if self.wide else family, self.device or self.any_device(rng)
             try:
-                out.append(relate(family, problem, self.device or self.any_device(rng)))
+                out.append(relate(own, problem, device).plain())
             except EmptySpace:
                 continue
         return out

@@ -19,7 +19,7 @@ from ptxflow.compiler.family import Strategy
 from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU, Reward
-from ptxflow.env.space import EmptySpace, Space, StrategySpace
+from ptxflow.env.space import Space, StrategySpace
 from ptxflow.eval.sample.widened import WideReward, widened
 from ptxflow.eval.study.search.process import ALIKE, BRAVE, NOISE
 from ptxflow.eval.tune.loop import Timed
@@ -121,7 +121,7 @@ class Draws:
         else:
             pool = WHOLE if part is self.space else min(POOL, 4 * len(part))
             beside = self._listed() if part is self.space else ()
-            part = as_listed(part)
+            part = part.plain()
             codes = np.union1d(part.sample_uniform(pool, rng), beside).astype(np.int64)
         off: Array | float = 0.0
         if self.measured and part.digest == self.space.digest:
@@ -150,14 +150,3 @@ class Draws:
             us = {s: t.us for s, t in self.measured.items()}
             self._off = len(us), residuals(self.believed, self.space, us)
         return self._off[1]
-
-
-def as_listed(part: RelationSpace) -> RelationSpace:
-    """What is left where decisions that strategies need not name are as listed ones have them, each
-    where that leaves something."""
-    for name, choice in part.family.implied.items():
-        try:
-            part = part.given({name: (choice,)})
-        except EmptySpace:
-            continue
-    return part
