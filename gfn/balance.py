@@ -145,17 +145,14 @@ class KernelPolicy(DiscretePolicyEstimator):
         states, walks = input, self.env.walks
         workload, tau = asked(states.conditions if conditions is None else conditions)
         encoded = walks.conditions(self.network, workload, tau)
-        policy = self.network.of(walks.family)
         depth, node = (states.tensor >= 0).sum(-1), self.env.legal(states)[1]
         out = encoded.encoded.new_zeros(len(depth), self.n_actions)
         for t, size in enumerate(walks.sizes):
             rows = torch.nonzero(depth == t).squeeze(1)
             if len(rows):
-                state = encoded.encoded[rows] + policy.decided(t, states.tensor[rows])
-                counts = walks.log_counts[t][node[rows]]
-                said = policy.hinted(t, encoded, rows, states.tensor[rows])
-                logits = policy.logits(t, state, encoded.scale[rows], counts, said)
-                out[rows, :size] = logits.masked_fill(counts.isneginf(), 0.0)
+                prefix = states.tensor[rows]
+                logits = walks.logits(self.network, t, node[rows], prefix, encoded, rows)
+                out[rows, :size] = logits.masked_fill(logits.isneginf(), 0.0)
         return out
 
 

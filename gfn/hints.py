@@ -1,18 +1,21 @@
-"""What the model says of some strategies of a workload, as features of its choices.
+"""What the model says of some strategies of a workload, as a policy may know it.
 
 How a tile divides a shape, and how many waves of it a device runs, is steep and nothing that a
-network learns of sizes. The model knows it: so a policy may see, for each two choices of different
-decisions, how far the best strategy that was found with both is behind the best of all. Some 2,500
-strategies are asked for that, by a short search. None is measured, and none listed.
+network learns of sizes. The model knows it, and a short search asks it for some thousand
+strategies. None is measured, and none listed. A policy sees of them, for each two choices of
+different decisions, how far the best strategy with both is behind the best of all; and it may take
+them as `Known`: then what they weigh below a prefix is summed, and the rest alone is learned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
@@ -22,27 +25,22 @@ from ptxflow.env.search import Search, Values
 from ptxflow.env.space import Codes, StrategySpace
 
 SEARCH = Search(drawn=1024, rounds=6, kept=16, crossed=512)
+LONGER = Search(drawn=1024, rounds=12, kept=128, crossed=1024)  # where a policy knows what it found
 FAR = 0.5  # of the attainable, that choices are said to be behind at most
-REMEMBERED = 1 << 12  # workloads
-_seen: dict[tuple[str, Problem, Device], Tensor] = {}
+REMEMBERED = 1 << 10  # workloads
+LEAST = 1e-14  # that a known strategy weighs, over the best: what float64 tells apart in a sum
+_seen: dict[tuple[str, Problem, Device, bool], tuple[Codes, Values, Tensor]] = {}
+_weighed: dict[int, tuple[StrategySpace, Tensor, Tensor, Tensor]] = {}  # by the id of the space
 
 
-def hints(spaces: Sequence[StrategySpace]) -> Tensor:
+def hints(spaces: Sequence[StrategySpace], longer: bool = False) -> Tensor:
     """[W, choices, choices] float32 in shares of the attainable, -FAR to 0: of the best with both;
     on the diagonal of the best with one. Choices are those of all decisions, one after the other.
     Of two that were not met together, what the worse is worth alone."""
-    rows = []
-    for space in spaces:
-        key = space.digest, space.problem, space.device
-        if key not in _seen:
-            if len(_seen) >= REMEMBERED:
-                _seen.clear()
-            _seen[key] = torch.from_numpy(_of(space)).float()
-        rows.append(_seen[key])
-    return torch.stack(rows)
+    return torch.stack([_found(space, longer)[2] for space in spaces])
 
 
-def asked(space: StrategySpace) -> tuple[Codes, Values]:
+def asked(space: StrategySpace, longer: bool = False) -> tuple[Codes, Values]:
     """The strategies that the hints of a workload rest on, best first, and the share of the
     attainable by the model; none names an implied decision, of which the model knows nothing."""
 
@@ -50,12 +48,23 @@ def asked(space: StrategySpace) -> tuple[Codes, Values]:
         tflops = ModelReward().tflops(space, codes)
         return log_reward(tflops, space.problem, space.device, tau=1.0)
 
-    return SEARCH.run(space.plain() if isinstance(space, RelationSpace) else space, worth)
+    search = LONGER if longer else SEARCH
+    return search.run(space.plain() if isinstance(space, RelationSpace) else space, worth)
 
 
-def _of(space: StrategySpace) -> Values:
-    """Of one workload."""
-    codes, worth = asked(space)
+def _found(space: StrategySpace, longer: bool) -> tuple[Codes, Values, Tensor]:
+    """What was asked of a workload, remembered, and its hints."""
+    key = space.digest, space.problem, space.device, longer
+    if key not in _seen:
+        if len(_seen) >= REMEMBERED:
+            _seen.clear()
+        codes, worth = asked(space, longer)
+        _seen[key] = codes, worth, torch.from_numpy(_pairs(space, codes, worth)).float()
+    return _seen[key]
+
+
+def _pairs(space: StrategySpace, codes: Codes, worth: Values) -> Values:
+    """The hints of one workload."""
     edges = np.cumsum([0, *space.sizes])
     places = space.indices(codes) + edges[:-1]
     best = np.full((edges[-1], edges[-1]), -np.inf)
@@ -67,3 +76,86 @@ def _of(space: StrategySpace) -> Values:
             alone[edges[i] : edges[i + 1]] = worth.max()
     best = np.where(np.isneginf(best), np.minimum.outer(alone, alone), best)
     return np.maximum(best - worth.max(), -FAR)
+
+
+def _weights(space: StrategySpace) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes that were asked for, in order, their worth behind the best, and for how many strategies
+    of the space each stands: those that differ in implied decisions alone."""
+    if id(space) not in _weighed:
+        if len(_weighed) >= REMEMBERED:
+            _weighed.clear()
+        codes, worth, _ = _found(space, True)
+        order = np.argsort(codes)
+        rows = space.indices(codes[order])[:, : named(space)]
+        counts = space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]]
+        parts = codes[order], worth[order] - worth.max(), counts.astype(np.float64)
+        _weighed[id(space)] = space, *map(torch.from_numpy, parts)
+    return _weighed[id(space)][1:]
+
+
+def named(space: StrategySpace) -> int:
+    """How many decisions come before those that are implied, which are the last."""
+    return len(space.decisions) - len(space.family.implied)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The strategies of W workloads that the model was asked for, N of each at most.
+
+    codes   int64 [W N]  in order; those of workload w are counted from w * room
+    worth   float32 [W, N]  shares of the attainable behind the best
+    counts  float64 [W, N + 1]  strategies before each, of those that the space has
+    """
+
+    codes: Tensor
+    worth: Tensor
+    counts: Tensor
+    strides: tuple[int, ...]
+    named: int
+
+    @property
+    def room(self) -> int:
+        """For the codes of a workload, and for what comes behind them."""
+        return self.strides[0] + 1
+
+    @staticmethod
+    def of(spaces: Sequence[StrategySpace], device: torch.device) -> Known:
+        rows = [_weights(space) for space in spaces]
+        strides = tuple(map(int, spaces[0].strides))
+        room = strides[0] + 1
+        codes = pad_sequence([r[0] for r in rows], batch_first=True, padding_value=room - 1)
+        worth = pad_sequence([r[1] for r in rows], batch_first=True)
+        weights = pad_sequence([r[2] for r in rows], batch_first=True)
+        codes = (codes + room * torch.arange(len(rows))[:, None]).flatten()
+        placed = [table.to(device) for table in (codes, worth.float(), _before(weights))]
+        return Known(*placed, strides, named(spaces[0]))
+
+    def masses(self, workload: Tensor, tau: Tensor) -> Tensor:
+        """[S, N + 1] what those before each weigh, over the best, of workloads [S] at temperatures
+        [S]."""
+        weight = self.counts.diff(dim=1)[workload]
+        return _before(weight * (self.worth[workload].double() / tau.double()[:, None]).exp())
+
+    def below(
+        self, depth: int, workload: Tensor, which: Tensor, masses: Tensor, prefix: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """How many known strategies are below each next choice after prefixes [n, >= depth], of
+        workloads [n] and the masses of conditions [n], and the logarithm of what they weigh: both
+        [n, choices]. None from where implied decisions begin, whose choices are all alike."""
+        if depth >= self.named:
+            return None
+        first = workload * self.room
+        for choice, stride in zip(prefix[:, :depth].T, self.strides[1:], strict=False):
+            first = first + choice * stride
+        whole, each = self.strides[depth : depth + 2]
+        steps = torch.arange(0, whole + 1, each, device=first.device)
+        place = torch.searchsorted(self.codes, first[:, None] + steps)
+        place = place - (workload * self.worth.shape[1])[:, None]
+        counts = self.counts[workload[:, None], place].diff(dim=1)
+        mass = masses[which[:, None], place].diff(dim=1)
+        return counts, torch.maximum(mass, LEAST * counts).clamp(min=1e-30).log()
+
+
+def _before(rows: Tensor) -> Tensor:
+    """[n, N + 1] sums of what comes before each place of rows [n, N]."""
+    return torch.nn.functional.pad(rows.cumsum(1), (1, 0))

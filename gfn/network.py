@@ -44,6 +44,7 @@ class FamilyConfig:
     layers: int = 2
     temperatures: tuple[float, float] | None = None  # least and most tau; None: of one, not told
     hinted: bool = False  # whether `hints` are features, too, and part of the logits
+    knowing: bool = False  # whether the strategies that these rest on are known, see `hints.Known`
 
     @property
     def inputs(self) -> int:
@@ -66,7 +67,7 @@ class FamilyConfig:
         told = data.get("temperatures")
         return FamilyConfig(
             FamilyShape(**shape), rows["center"], rows["gain"], data["hidden"], data["layers"],
-            tuple(told) if told else None, data.get("hinted", False),
+            tuple(told) if told else None, data.get("hinted", False), data.get("knowing", False),
         )  # fmt: skip
 
 
@@ -96,11 +97,13 @@ class Conditions:
     encoded  float [S, hidden]
     scale    float [S]  of the logits: the middle temperature over this one
     hints    float [S, choices, choices]  or None; `hints.hints`
+    known    int64 [S] workloads and float64 [S, known + 1] `hints.Known.masses`; or None
     """
 
     encoded: Tensor
     scale: Tensor
     hints: Tensor | None = None
+    known: tuple[Tensor, Tensor] | None = None
 
 
 class Standardise(nn.Module):
@@ -120,6 +123,8 @@ class Standardise(nn.Module):
 
 
 TRUST = 0.5  # in hints, before training: the best with a choice is not all that it leads to
+BEHIND = 0.1  # of the attainable, that strategies which are not known are behind, before training
+NONE = -1e4  # the logarithm of no weight, of which gradients can be taken
 
 
 class FamilyPolicy(nn.Module):
@@ -143,6 +148,8 @@ class FamilyPolicy(nn.Module):
         if config.hinted:  # by decision, how much what hints say counts
             self.trust = nn.Parameter(torch.zeros(len(sizes), hidden))
             self.trust_bias = nn.Parameter(torch.full((len(sizes),), TRUST))
+        if config.knowing:
+            nn.init.constant_(self.head_bias, -BEHIND / config.middle)
         self.edges = list(accumulate(sizes, initial=0))  # of decisions, in the slots
         # where the parameters are, for `decided`
         self.register_buffer("starts", torch.tensor(self.edges), persistent=False)
@@ -198,12 +205,15 @@ class FamilyPolicy(nn.Module):
         scale: Tensor,
         log_counts: Tensor,
         hints: Tensor | None = None,
+        known: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """[n, hidden] states -> [n, sizes[depth]] logits of the next choice; -inf where illegal.
 
         Told the temperature, they are `scale` [n] times what the head says, on top of `log_counts`
         [n, sizes[depth]] of the completions: uniform over strategies where it is high, and as
-        1 / tau where it is low, as the target's are. An older policy has the head's alone.
+        1 / tau where it is low, as the target's are. An older policy has the head's alone. Where
+        strategies are known, counts and logarithms of weights [n, sizes[depth]], these are added to
+        what the head says of the others.
         """
         own = slice(*self.edges[depth : depth + 2])
         x = self.hidden(depth, state)
@@ -211,6 +221,15 @@ class FamilyPolicy(nn.Module):
         if hints is not None:
             trust = functional.linear(x, self.trust[depth : depth + 1], self.trust_bias[depth])
             said = torch.addcmul(said, trust, hints)
+        if known is not None:
+            others = log_counts.double().exp() - known[0]
+            some = others > 0.5
+            log_others = torch.where(some, others, 1.0).log().to(said)
+            weight = torch.where(some, torch.addcmul(log_others, said, scale[:, None]), NONE)
+            own_weight = torch.where(known[0] > 0, known[1], NONE).to(said)
+            return torch.logaddexp(weight, own_weight).masked_fill(
+                log_counts.isneginf(), -torch.inf
+            )
         if self.config.temperatures:
             return torch.addcmul(log_counts, said, scale[:, None])
         return said.masked_fill(log_counts.isneginf(), -torch.inf)

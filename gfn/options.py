@@ -112,6 +112,7 @@ class TrainConfig:
     stage_share: float = 0.06  # of the run, the most for a stage before the last
     warmup: int = 50  # steps
     hinted: bool = False  # whether policies see what the model says of some strategies
+    knowing: bool = False  # and count these as known, so that the rest alone is learned
     flat: float = 0.3  # of the run, before the learning rate decays
 
     def __post_init__(self) -> None:
@@ -179,8 +180,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--measure records workloads by name: --preset shapes has none")
     if args.resume:
         fixed = (
-            "device", "without", "space", "definitions", "preset", "compute", "batch", "width", "rate",
-            "tau", "seed", "out", "reward", "surrogate", "measurements", "measure", "init",
+            "device", "without", "space", "definitions", "preset", "compute", "batch", "width",
+            "rate", "tau", "seed", "out", "reward", "surrogate", "measurements", "measure", "init",
             "definition",
         )  # fmt: skip
         if given := [f"--{n}" for n in fixed if getattr(args, n) is not None]:

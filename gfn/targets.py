@@ -18,8 +18,6 @@ from ptxflow.env.space import Space
 from ptxflow.gfn.network import PolicyNetwork
 from ptxflow.gfn.walks import Diagrams, Tree
 
-CHUNK = 1 << 15  # strategies that are scored at a time
-
 
 @contextmanager
 def full_precision() -> Iterator[None]:
@@ -66,15 +64,25 @@ def distance_within(
 ) -> float:
     """Exact total variation distance of policy and target, both of the whole space and given that a
     strategy is in a part of it: `whole` need not be such that it can be listed."""
-    choices = torch.from_numpy(part.at(np.arange(len(part))))
-    walks, zero, at = Diagrams([whole]), torch.zeros(1, dtype=torch.int64), torch.full((1,), tau)
-    logs = [
-        walks.walk(network, zero, at, each=len(rows), given=rows).log_probs.double().sum(0)
-        for rows in choices.split(CHUNK)
-    ]
-    codes = choices.numpy() @ whole.strides[1:]
-    listed = Space(whole.family, whole.problem, whole.device, np.sort(codes))
-    tflops = reward.tflops(listed, codes)
+    listed = part.listed()
+    logs = Diagrams([whole]).log_probs_of(listed.levels, network, tau)
+    tflops = reward.tflops(listed, listed.codes)
     worth = log_reward(tflops, whole.problem, whole.device, tau)
-    ours, theirs = torch.cat(logs).softmax(0), torch.from_numpy(worth).softmax(0)
+    ours, theirs = logs.double().softmax(0), torch.from_numpy(worth).softmax(0)
     return 0.5 * (ours - theirs).abs().sum().item()
+
+
+def part_around(
+    space: RelationSpace, code: int, most: int, rng: np.random.Generator
+) -> RelationSpace:
+    """Strategies like one, `most` at most: all decisions are as its are, then one after the other
+    is free, in random order, as long as there are no more."""
+    row = space.indices(np.array([code]))[0]
+    held = {d.name: [d.choices[i]] for d, i in zip(space.decisions, row, strict=True)}
+    part = space.given(held)
+    for name in rng.permutation(list(held)).tolist():
+        freed = {n: c for n, c in held.items() if n != name}
+        wider = space.given(freed)
+        if len(wider) <= most:
+            held, part = freed, wider
+    return part

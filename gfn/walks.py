@@ -11,7 +11,7 @@ trajectories of walks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -24,8 +24,8 @@ from torch import Tensor
 from ptxflow.env.features import describe_device, describe_problem
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU
-from ptxflow.env.space import Space, StrategySpace, require_same_decisions
-from ptxflow.gfn.hints import hints
+from ptxflow.env.space import Level, Space, StrategySpace, require_same_decisions
+from ptxflow.gfn.hints import Known, hints
 from ptxflow.gfn.network import Conditions, FamilyConfig, FamilyShape, PolicyNetwork
 
 
@@ -72,6 +72,7 @@ class Walks:
         self.log_leaves = torch.tensor([float(len(s)) for s in spaces], device=self.device).log()
         self.features = workload_features(spaces).to(self.device)
         self.spaces = spaces
+        self._hints: dict[bool, Tensor] = {}
 
     def _table(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -91,19 +92,50 @@ class Walks:
         tau = torch.full(workload.shape, TAU, device=self.device) if tau is None else tau
         policy = network.of(self.family)
         seen = self.seen(policy.config).index_select(0, workload)
-        said = self.hints.index_select(0, workload) if policy.config.hinted else None
-        return policy.conditions(seen, tau, said)
+        said = None
+        if policy.config.hinted:
+            said = self.hints(policy.config.knowing).index_select(0, workload)
+        out = policy.conditions(seen, tau, said)
+        if policy.config.knowing:
+            out = replace(out, known=(workload, self.known.masses(workload, tau)))
+        return out
+
+    def hints(self, longer: bool) -> Tensor:
+        """[W, choices, choices] `hints.hints` of the workloads."""
+        if longer not in self._hints:
+            self._hints[longer] = hints(self.spaces, longer).to(self.device)
+        return self._hints[longer]
 
     @cached_property
-    def hints(self) -> Tensor:
-        """[W, choices, choices] `hints.hints` of the workloads."""
-        return hints(self.spaces).to(self.device)
+    def known(self) -> Known:
+        """Strategies of the workloads that the model was asked for."""
+        return Known.of(self.spaces, self.device)
 
     def seen(self, config: FamilyConfig) -> Tensor:
         """[W, features] what a policy of this configuration sees of the workloads; hints last."""
         if not config.hinted:
             return self.features
-        return torch.cat([self.features, self.hints.diagonal(dim1=1, dim2=2)], 1)
+        hinted = self.hints(config.knowing).diagonal(dim1=1, dim2=2)
+        return torch.cat([self.features, hinted], 1)
+
+    def logits(
+        self,
+        network: PolicyNetwork,
+        depth: int,
+        node: Tensor,
+        prefix: Tensor,
+        conditions: Conditions,
+        which: Tensor,
+    ) -> Tensor:
+        """As `step_log_probs`, not normalised."""
+        policy = network.of(self.family)
+        state = conditions.encoded.index_select(0, which) + policy.decided(depth, prefix)
+        scale, log_counts = conditions.scale[which], self.log_counts[depth][node]
+        said, known = policy.hinted(depth, conditions, which, prefix), None
+        if conditions.known is not None:
+            workload, masses = conditions.known
+            known = self.known.below(depth, workload[which], which, masses, prefix)
+        return policy.logits(depth, state, scale, log_counts, said, known)
 
     def step_log_probs(
         self,
@@ -125,11 +157,7 @@ class Walks:
             if not len(live):
                 return out
             node, prefix, which = node[live], prefix.index_select(0, live), which[live]
-        policy = network.of(self.family)
-        state = conditions.encoded.index_select(0, which) + policy.decided(depth, prefix)
-        scale, log_counts = conditions.scale[which], self.log_counts[depth][node]
-        said = policy.hinted(depth, conditions, which, prefix)
-        found = torch.log_softmax(policy.logits(depth, state, scale, log_counts, said), 1)
+        found = self.logits(network, depth, node, prefix, conditions, which).log_softmax(1)
         return out.index_copy(0, live, found) if self.compact else found
 
     def walk(
@@ -194,6 +222,32 @@ class Walks:
                 prefix = back * size + chosen
         return Walk(choices, torch.stack(steps), entropy, masked / self.depth)
 
+    @torch.no_grad()
+    def log_probs_of(
+        self,
+        levels: Sequence[Level],
+        network: PolicyNetwork,
+        tau: float = TAU,
+        chunk: int | None = None,
+    ) -> Tensor:
+        """Exact log-probabilities of the leaves of a tree, in code order, of which all are
+        strategies of workload 0; level by level, so that each prefix is evaluated once."""
+        chunk = chunk or (8192 if self.compact else 1 << 18)
+        node = torch.zeros(1, dtype=torch.int64, device=self.device)
+        conditions = self.conditions(network, node, torch.full((1,), tau, device=self.device))
+        total, choices = self.features.new_zeros(1), node.new_zeros(1, 0)
+        for depth, level in enumerate(levels[1:]):
+            parts = zip(torch.split(node, chunk), torch.split(choices, chunk), strict=True)
+            rows = [
+                self.step_log_probs(network, depth, n, p, conditions, torch.zeros_like(n))
+                for n, p in parts
+            ]
+            parent, choice = self._table(level.parent).long(), self._table(level.choice).long()
+            total = total[parent] + torch.cat(rows)[parent, choice]
+            node = self.child[depth][node[parent], choice].long()
+            choices = torch.cat([choices[parent], choice[:, None]], 1)
+        return total
+
     def _distinct(self, prefix: Tensor) -> tuple[Tensor | slice, Tensor | slice]:
         """Rows to evaluate, one of each distinct prefix by its number, and which of them each row
         is like; all of them where that does not pay."""
@@ -213,35 +267,13 @@ class Tree(Walks):
             np.where(v.child < 0, 0, np.diff(below.first)[v.child]) for v, below in pairwise(levels)
         ]
         super().__init__([space], [v.child for v in levels[:-1]], counts, device)
-        self.parent = [self._table(level.parent) for level in levels]
-        self.choice = [self._table(level.choice) for level in levels]
+        self.levels = levels
 
-    @torch.no_grad()
     def leaf_log_probs(
         self, network: PolicyNetwork, tau: float = TAU, chunk: int | None = None
     ) -> Tensor:
-        """Exact log-probability of every leaf, in code order; they sum to 1.
-
-        Level by level over the distinct prefixes, so that each is evaluated once.
-        """
-        chunk = chunk or (8192 if self.compact else 1 << 18)
-        one = torch.zeros(1, dtype=torch.int64, device=self.device)
-        conditions = self.conditions(network, one, torch.full((1,), tau, device=self.device))
-        total = self.features.new_zeros(1)
-        choices = one.new_zeros(1, 0)
-        for depth in range(self.depth):
-            nodes = torch.arange(len(self.child[depth]), device=self.device)
-            parts = zip(torch.split(nodes, chunk), torch.split(choices, chunk), strict=True)
-            table = torch.cat(
-                [
-                    self.step_log_probs(network, depth, n, p, conditions, torch.zeros_like(n))
-                    for n, p in parts
-                ]
-            )
-            parent, choice = self.parent[depth + 1].long(), self.choice[depth + 1].long()
-            total = total[parent] + table[parent, choice]
-            choices = torch.cat([choices[parent], choice[:, None]], 1)
-        return total
+        """Exact log-probability of every leaf, in code order; they sum to 1."""
+        return self.log_probs_of(self.levels, network, tau, chunk)
 
 
 class Diagrams(Walks):

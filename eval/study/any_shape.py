@@ -1,13 +1,16 @@
 """How a policy does on workloads drawn at random over all axes, beside a look-up and chance.
 
     python -m ptxflow.eval.study.any_shape --checkpoint FILE [--device any] [--families gemm,moe]
-    [--shapes 200] [--tau 0.02] [--jobs N] [--out FILE]
+    [--space wide] [--shapes 200] [--tau 0.02] [--jobs N] [--out FILE]
     python -m ptxflow.eval.study.any_shape --rows eval/results/any-shape.jsonl.xz --into PAGE.md
 
 Of each workload every strategy is listed and rewarded by what the policy was trained on, so that
-distances are exact; shares are of the best TFLOP/s by that reward. `look-up` takes the best of the
-nearest workload of the 46 definitions' training set, `search` the best of some 2,500 that the model
-is asked for, as for hints (`gfn/hints.py`). Intervals of 95% are over workloads.
+distances are exact; of a space of more than --most such a part, around a draw of the policy. Shares
+are of the best TFLOP/s by that reward, of a larger space of the best that any method or a longer
+search found. `search` asks the reward as often as a policy's hints ask the model
+(`gfn/hints.py`), `timed` searches for as long as a policy takes with its hints; `look-up` takes the
+best of the nearest workload of the 46 definitions' training set. Intervals of 95% are over
+workloads.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +30,18 @@ from numpy.typing import NDArray
 from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.processes import each
 from ptxflow.env.measurements import MeasurementError, read_lines
+from ptxflow.env.reward import FamilyRewards, ModelReward, log_reward
+from ptxflow.env.search import Search
+from ptxflow.env.space import Codes
+from ptxflow.env.tasks.training_set import PRESETS, chosen
 from ptxflow.eval.bench.markdown import markdown, publish
 
+OVER = ("search", "timed", "look-up")
 K, SEEDS = 8, 16  # strategies that are tried, and draws of them
 SHARPNESS = 2.0
-METHODS = ("policy", "search", "look-up", "uniform")
+TEMPERATURES = (0.005, 0.01, 0.02, 0.1)
+METHODS = ("policy", "search", "timed", "look-up", "uniform")
+THOROUGH = Search(drawn=4096, rounds=24, kept=256, crossed=2048)
 Array = NDArray[np.float64]
 
 
@@ -46,7 +57,6 @@ def _policy(path: Path) -> Any:
 
 @cache
 def _reward(path: Path, device: str) -> Any:
-    from ptxflow.env.reward import ModelReward
     from ptxflow.env.reward_source import build
 
     if device == "any":
@@ -55,43 +65,98 @@ def _reward(path: Path, device: str) -> Any:
     return build(about["reward"], device)[0] if about["device"] == device else ModelReward()
 
 
-def judged(asked: tuple[Path, str, str, int, int, float]) -> dict[str, Any]:
-    """A row of one workload: checkpoint, device (or any), family, number, seed, temperature."""
-    from ptxflow.compiler.device import DEVICES
-    from ptxflow.env.reward import log_reward
-    from ptxflow.env.space import enumerate_space
-    from ptxflow.env.tasks.shapes import Stream
-    from ptxflow.env.tasks.training_set import PRESETS, chosen
-    from ptxflow.eval.study.knowledge import look_up, trained_problems
-    from ptxflow.gfn.hints import asked as asked_for
-    from ptxflow.gfn.inference import draw_distinct, log_probs
+@dataclass(frozen=True)
+class Asked:
+    """What a row is asked of: a policy on the workload of this number."""
 
-    path, device, name, number, seed, tau = asked
-    rng = np.random.default_rng([seed, number])
-    (drawn,) = Stream(name, DEVICES.get(device)).draw(1, rng)
-    space = enumerate_space(drawn.family, drawn.problem, drawn.device)
-    reward = _reward(path, device)
-    worth = log_reward(reward.tflops(space, space.codes), space.problem, space.device, tau=1.0)
-    logs = log_probs(_policy(path), space, tau)
-    target = np.exp((worth - worth.max()) / tau)
-    known = trained_problems(chosen(None, PRESETS["full"]), name)
-    scores = look_up(space, reward, known)
-    picks = {
-        "policy": [draw_distinct(logs, K, s, SHARPNESS) for s in range(SEEDS)],
-        "search": [np.searchsorted(space.codes, asked_for(space)[0][:K])],
-        "look-up": [] if scores is None else [np.argsort(-scores, kind="stable")[:K]],
-        "uniform": [
-            rng.choice(len(worth), min(K, len(worth)), replace=False) for _ in range(SEEDS)
-        ],
+    path: Path
+    device: str  # or any
+    family: str
+    number: int
+    seed: int
+    tau: float
+    wide: bool
+    most: int
+
+
+def judged(asked: Asked) -> dict[str, Any]:
+    """The row of one workload."""
+    from ptxflow.compiler.device import DEVICES
+    from ptxflow.env.tasks.shapes import Stream
+    from ptxflow.eval.study.knowledge import look_up, trained_problems
+    from ptxflow.gfn.hints import LONGER, SEARCH
+    from ptxflow.gfn.inference import sample_by_steps
+    from ptxflow.gfn.targets import distance_within, part_around
+
+    rng = np.random.default_rng([asked.seed, asked.number])
+    stream = Stream(asked.family, DEVICES.get(asked.device), wide=asked.wide)
+    (space,) = stream.draw(1, rng)
+    policy, reward = _policy(asked.path), _reward(asked.path, asked.device)
+    if isinstance(reward, FamilyRewards):
+        reward = reward.of(asked.family)
+    config, draw = policy.network.of(asked.family).config, partial(sample_by_steps, policy, space)
+
+    def worth(codes: Codes) -> Array:
+        tflops = reward.tflops(space, codes)
+        return log_reward(tflops, space.problem, space.device, tau=1.0)
+
+    begin = time.process_time()
+    draw(K, 0, SHARPNESS, asked.tau)
+    seconds = time.process_time() - begin
+    same = LONGER if config.knowing else SEARCH
+    picks: dict[str, list[Array]] = {
+        "policy": [worth(draw(K, s, SHARPNESS, asked.tau)[0]) for s in range(SEEDS)],
+        "search": [same.run(space, worth, s + 1)[1][:K] for s in range(SEEDS)],
+        "timed": [_timed(partial(LONGER.run, space, worth), seconds)],
+        "uniform": [worth(space.sample_uniform(K, rng)) for s in range(SEEDS)],
     }
+    part = space
+    if len(space) > asked.most:
+        part = part_around(space, int(draw(1, SEEDS, 1.0, asked.tau)[0][0]), asked.most, rng)
+        picks["best known"] = [THOROUGH.run(space, worth)[1]]
+    listed = part.listed()
+    top = max(worth(listed.codes).max(), *(p.max() for rows in picks.values() for p in rows))
+    if not asked.wide:
+        known = trained_problems(chosen(None, PRESETS["full"]), asked.family)
+        scores = look_up(listed, reward, known)
+        best = [] if scores is None else [np.argsort(-scores, kind="stable")[:K]]
+        picks["look-up"] = [worth(listed.codes[b]) for b in best]
     best = {
-        m: float(np.exp(np.mean([np.log(worth[p].max() / worth.max()) for p in rows])))
+        m: float(np.exp(np.mean([np.log(p.max() / top) for p in rows])))
         for m, rows in picks.items()
         if rows
     }
-    distance = 0.5 * float(np.abs(np.exp(logs) - target / target.sum()).sum())
-    row = {"family": name, "device": space.device.name, "axes": dict(space.problem.axes)}
-    return row | {"leaves": len(space), "distance": distance, "best": best}
+    least, most = config.temperatures or (asked.tau, asked.tau)
+    distances = {
+        t: distance_within(policy.network, space, part, reward, t)
+        for t in sorted({*TEMPERATURES, asked.tau})
+        if least <= t <= most
+    }
+    row = {"family": asked.family, "device": space.device.name, "axes": dict(space.problem.axes)}
+    row |= {"leaves": len(space), "judged": len(part), "distance": distances[asked.tau]}
+    return row | {"distances": distances, "best": best, "seconds": seconds}
+
+
+def _timed(search: Callable[[int], tuple[Codes, Array]], seconds: float) -> Array:
+    """What searches find one after the other, until the time of a policy's draws is over."""
+    begin, found, seed = time.process_time(), list[Array](), 100
+    while not found or time.process_time() - begin < seconds:
+        found.append(search(seed)[1])
+        seed += 1
+    return np.sort(np.concatenate(found))[::-1][:K]
+
+
+def by_temperature(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Mean and largest distance at each temperature, a row a family."""
+    told = [r for r in rows if "distances" in r]
+    taus = sorted({float(t) for r in told for t in r["distances"]})
+    lines = []
+    for family in dict.fromkeys(str(r["family"]) for r in told):
+        own = [{float(t): d for t, d in r["distances"].items()} for r in told
+               if r["family"] == family]  # fmt: skip
+        held = [[d[t] for d in own if t in d] for t in taus]
+        lines.append([family, *(f"{np.mean(h):.3f}, {max(h):.3f}" if h else "-" for h in held)])
+    return markdown(("family", *(f"tau {t}" for t in taus)), lines)
 
 
 def again(values: Array, statistic: Any) -> tuple[float, float]:
@@ -109,11 +174,15 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     cells = [str(len(rows)), f"{distance.mean():.3f} [{low:.3f}, {high:.3f}]"]
     cells.append(f"{distance.max():.3f}")
     logs = {m: np.log([r["best"].get(m, np.nan) for r in rows]) for m in METHODS}
-    means = {m: f"{100 * np.exp(v.mean()):.2f}%" for m, v in logs.items()}
+    shares = {m: 100 * np.exp(v.mean()) for m, v in logs.items()}
+    means = {m: "-" if np.isnan(v) else f"{v:.2f}%" for m, v in shares.items()}
     cells += [means["policy"], f"{100 * np.exp(logs['policy'].min()):.1f}%"]
     cells += [means[m] for m in METHODS[1:]]
-    for method in ("search", "look-up"):
+    for method in OVER:
         gain = logs["policy"] - logs[method]
+        if np.isnan(gain).any():
+            cells.append("-")
+            continue
         low, high = again(gain, np.mean)
         cells.append(f"{100 * gain.mean():+.2f}% [{100 * low:+.2f}, {100 * high:+.2f}]")
     return cells
@@ -123,7 +192,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A row a family, in the order in which they come."""
     families = list(dict.fromkeys(str(r["family"]) for r in rows))
     head = ("family", "workloads", "distance, mean", "most", f"best of {K}", "least",
-            *METHODS[1:], "over search", "over look-up")  # fmt: skip
+            *METHODS[1:], *(f"over {m}" for m in OVER))  # fmt: skip
     own = {f: [r for r in rows if r["family"] == f] for f in families}
     return markdown(head, [[f, *summary(some)] for f, some in own.items()])
 
@@ -136,6 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, metavar="PAGE.md", help="its table any-shape")
     parser.add_argument("--device", default="any", help="whose workloads (any: devices at random)")
     parser.add_argument("--families", help="default: all that the policy has")
+    parser.add_argument("--space", choices=("listed", "wide"), default="listed")
+    parser.add_argument("--most", type=int, default=300_000, help="strategies that are listed")
     parser.add_argument("--shapes", type=int, default=200, help="of each family")
     parser.add_argument("--tau", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=10**6, help="no training draws by it")
@@ -148,7 +219,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [row for _, row in read_lines(args.rows)] if args.rows else judge(args)
     if not rows:
         raise BadInput(f"{args.rows}: no rows")
-    publish({"any-shape": table(rows)}, args.into)
+    name = "wide" if args.space == "wide" else "any"
+    publish({f"{name}-shape": table(rows)}, args.into)
+    print(by_temperature(rows))
     return 0
 
 
@@ -156,7 +229,8 @@ def judge(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of a checkpoint, as many as there is time for."""
     known = [f.name for f in _policy(args.checkpoint).network.config.families]
     families = args.families.split(",") if args.families else known
-    asked = [(args.checkpoint, args.device, f, i, args.seed, args.tau) for i in range(args.shapes)
+    fixed = args.seed, args.tau, args.space == "wide", args.most
+    asked = [Asked(args.checkpoint, args.device, f, i, *fixed) for i in range(args.shapes)
              for f in families]  # fmt: skip
     rows: list[dict[str, Any]] = []
     until = time.monotonic() + args.limit

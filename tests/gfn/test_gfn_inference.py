@@ -13,15 +13,18 @@ import pytest
 import torch
 from gfn.gflownet import LogPartitionVarianceGFlowNet
 
+from ptxflow.compiler.device import H200
+from ptxflow.compiler.kernels.gemm import GEMM
 from ptxflow.env.relation import RelationSpace, relate
 from ptxflow.env.reward import ModelReward, log_reward
+from ptxflow.env.search import Search
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.shapes import Stream
 from ptxflow.gfn import ablation
 from ptxflow.gfn.balance import KernelPolicy
 from ptxflow.gfn.beam import Drawn, draw_distinct
 from ptxflow.gfn.checkpoint import write
-from ptxflow.gfn.hints import FAR, asked, hints
+from ptxflow.gfn.hints import FAR, Known, asked, hints
 from ptxflow.gfn.inference import Policy, load_policy, log_probs, sample_by_steps
 from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.options import TrainConfig
@@ -163,9 +166,11 @@ def spaces() -> list[RelationSpace]:
     return [s for s in drawn if len(s) < 4000][:4]
 
 
-@pytest.fixture(scope="module")
-def trainer(spaces: list[RelationSpace]) -> Trainer:
-    config = TrainConfig(tau=0.02, batch=64, each=16, hidden=32, stages=1, hinted=True)
+@pytest.fixture(scope="module", params=[False, True], ids=["hinted", "knowing"])
+def trainer(spaces: list[RelationSpace], request: pytest.FixtureRequest) -> Trainer:
+    config = TrainConfig(
+        tau=0.02, batch=64, each=16, hidden=32, stages=1, hinted=True, knowing=request.param
+    )
     made = Trainer(spaces, config, 10)
     for _ in range(3):
         made.advance()
@@ -217,7 +222,8 @@ def test_after_a_prefix_hints_are_the_least_of_its_pairs(
     depth = 4
     said = policy.hinted(depth, conditions, which, choices)
     assert said is not None
-    for n, (row, table) in enumerate(zip(rows, hints(walks.spaces[:2]), strict=True)):
+    found = hints(walks.spaces[:2], policy.config.knowing)
+    for n, (row, table) in enumerate(zip(rows, found, strict=True)):
         decided = edges[:depth] + row[:depth]
         for c in range(walks.sizes[depth]):
             at = edges[depth] + c
@@ -245,6 +251,63 @@ def test_hints_move_a_policy_before_it_is_trained(spaces: list[RelationSpace]) -
         return float(np.mean(Trainer(spaces, config, 10).distances(range(len(spaces)))))
 
     assert of(True) < of(False) - 0.05
+
+
+def test_what_is_known_weighs_what_it_is_worth(spaces: list[RelationSpace]) -> None:
+    """The sums below every prefix, of a listed space and of a diagram; no more is known of a part
+    than lies in it."""
+    space, tau = spaces[0], torch.tensor([0.02])
+    listed = enumerate_space(space.family, space.problem, space.device)
+    codes, worth = asked(space, longer=True)
+    zero, weights = torch.zeros(1, dtype=torch.int64), np.exp((worth - worth.max()) / 0.02)
+    name = space.decisions[2].name
+    part = space.given({name: (space.decisions[2].choices[space.indices(codes)[0, 2]],)})
+    for one in (space, listed, part):
+        known = Known.of([one], CPU)
+        masses = known.masses(zero, tau)
+        inside = one.counts(space.indices(codes)[:, :-1])
+        inside = inside[np.arange(len(codes)), space.indices(codes)[:, -1]] > 0
+        assert inside.all() == (one is not part)
+        for depth in (0, 3, len(space.sizes) - 1):
+            prefix = space.indices(codes)[:1, :depth]
+            found = known.below(depth, zero, zero, masses, torch.from_numpy(prefix))
+            assert found is not None
+            own = inside & (space.indices(codes)[:, :depth] == prefix).all(1)
+            for choice in range(space.sizes[depth]):
+                here = own & (space.indices(codes)[:, depth] == choice)
+                assert found[0][0, choice].item() == here.sum()
+                if here.any():
+                    total = weights[here].sum()
+                    assert found[1][0, choice].exp().item() == pytest.approx(total, rel=1e-3)
+
+
+def test_a_policy_that_knows_all_is_its_target_before_it_is_trained(
+    spaces: list[RelationSpace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = min(spaces, key=len)
+    whole = Search(drawn=40 * len(small), rounds=0, kept=1)
+    monkeypatch.setattr("ptxflow.gfn.hints.LONGER", whole)
+    monkeypatch.setattr("ptxflow.gfn.hints._seen", {})
+    monkeypatch.setattr("ptxflow.gfn.hints._weighed", {})
+    config = TrainConfig(tau=0.02, hidden=32, stages=1, hinted=True, knowing=True)
+    made = Trainer([small], config, 10)
+    assert [made.distances([0], tau)[0] < 1e-4 for tau in (0.005, 0.02, 0.1)] == [True] * 3
+
+
+def test_of_a_wide_space_the_strategies_that_differ_in_implied_decisions_are_alike() -> None:
+    (plain,) = Stream("gemm", H200, wide=True).draw(1, np.random.default_rng(3))
+    space = relate(GEMM.wide, plain.problem, plain.device)
+    zero, found = torch.zeros(1, dtype=torch.int64), Known.of([space], CPU)
+    first, _ = found.below(0, zero, zero, found.masses(zero, torch.tensor([0.02])), zero[:, None])
+    codes, _ = asked(space, longer=True)
+    fixed = [d.name for d in space.decisions if d.name not in GEMM.wide.implied]
+    held = [space.strategy(int(code)).get for code in codes[:20]]
+    alike = [len(space.given({name: [get(name, "")] for name in fixed})) for get in held]
+    assert max(alike) > 1
+    only = Known.of([plain], CPU)
+    ones, _ = only.below(0, zero, zero, only.masses(zero, torch.tensor([0.02])), zero[:, None])
+    assert ones.sum() == len(codes) < first.sum()
+    assert found.below(len(space.sizes) - 5, zero, zero, zero, zero[:, None]) is None
 
 
 def test_a_hinted_loss_is_that_of_stock_torchgfn(trainer: Trainer) -> None:
