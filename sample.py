@@ -87,10 +87,10 @@ def what_is_sampled(parser: Parser) -> None:
     add(
         "--space",
         choices=("listed", "wide"),
-        default="listed",
-        help="which strategies there are: those that the policy draws from (default), or those "
-        "with finer decisions, where the family has some, of which the model takes its best; of a "
-        "--library, which is to be measured, those around the best listed ones, too",
+        help="which strategies there are: wide has finer decisions, where the family has some, and "
+        "holds the listed ones (default: that which the checkpoint's policy draws from, wide where "
+        "there is a policy for it; of a --library, which is measured, listed, and wide those "
+        "around the best listed ones, too)",
     )
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
     add(
@@ -194,9 +194,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--temperature goes with neither --sharpness nor --library")
     if args.temperature is not None and not args.temperature > 0:
         parser.error(f"--temperature must be positive, not {args.temperature}")
-    told = args.sharpness is not None or args.temperature is not None
-    if args.space == "wide" and (args.source == "policy" or told) and not args.library:
-        parser.error("no policy draws of --space wide")
     if args.sharpness is not None and not 0 <= args.sharpness < float("inf"):
         parser.error(f"--sharpness must be a number of at least 0, not {args.sharpness}")
     if args.stop_at is not None and not 0 < args.stop_at <= 1:
@@ -230,6 +227,7 @@ def run(args: argparse.Namespace) -> int:
     )
     from ptxflow.env.tasks.definition import load
     from ptxflow.env.tasks.definition_table import definition_table
+    from ptxflow.eval.sample.draws import WIDE, of_wide
     from ptxflow.eval.sample.folder import OutputFolder
 
     if args.definition == "list":
@@ -247,6 +245,8 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")
     if args.space == "wide" and family.wide is family:
         raise UsageError(f"--space wide: {family.name} has no wide space")
+    if args.space is None:
+        args.space = "wide" if of_wide(args.checkpoint or WIDE, family) else "listed"
     space = find_whole_space(family.wide if args.space == "wide" else family, problem, device)
     with OutputFolder(out, marker="summary.json") as folder:
         result = sample_kernels(args, definition, axes, space, gpu)
@@ -297,9 +297,10 @@ def sample_kernels(
     from ptxflow.env.relation import RelationSpace
     from ptxflow.env.reward import TAU
     from ptxflow.env.search import USUAL
-    from ptxflow.eval.sample.draws import usual_checkpoint
+    from ptxflow.env.tasks.arguments import find_family
+    from ptxflow.eval.sample.draws import of_wide, usual_checkpoint
     from ptxflow.eval.sample.pipeline import compile_and_rank
-    from ptxflow.eval.sample.selection import REWARD, choose, reward_alone, reward_of
+    from ptxflow.eval.sample.selection import POLICY, REWARD, choose, reward_alone, reward_within
     from ptxflow.gfn.inference import (
         POOL,
         SHARPNESS,
@@ -312,35 +313,39 @@ def sample_kernels(
     )
 
     wide = args.space == "wide"
-    checkpoint = args.checkpoint or usual_checkpoint(space.device.name, definition, axes)
+    usual = usual_checkpoint(space.device.name, definition, axes, wide=wide)
+    checkpoint = args.checkpoint or usual
     tau, sharpness = TAU, SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
     policy, source = load_policy(checkpoint), args.source
-    if wide:
-        source = REWARD
+    drawn, told = True, args.sharpness is not None or args.temperature is not None
+    if wide and not of_wide(checkpoint, find_family(definition)):
+        lacks, asked = f"wide {space.family.name}", POLICY if told else source
+        print(reward_alone(checkpoint, lacks, asked), file=sys.stderr)
+        drawn, source = False, REWARD
     elif not policy.knows(space.family.name):
         print(reward_alone(checkpoint, space.family.name, source), file=sys.stderr)
         policy, source = with_family(policy, space), REWARD
-    if args.temperature is not None:
+    if args.temperature is not None and drawn:
         tau, sharpness = at_temperature(policy, space.family.name, args.temperature)
-    about = {} if wide else policy.about
+    about = policy.about if drawn else {}
     if isinstance(space, RelationSpace):
         most = max(args.k, POOL)
-        draws = None if wide else score(policy, space, most, args.seed, sharpness, tau)
-        reward = reward_of(about, space.device.name, space.family.name)[0]
         part = space.plain()
+        draws = score(policy, part, most, args.seed, sharpness, tau) if drawn else None
+        reward = reward_within(about, space)[0]
         codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), args.seed)
         steps = -np.round(tflops / tflops[0], 4)  # of those that are alike, one
         apart = codes[np.unique(steps, return_index=True)[1]]
-        pool = with_found(draws, policy, space, apart[:most], tau)
+        pool = with_found(draws, policy, part, apart[:most], tau)
         print(f"{len(space):,} strategies are valid: {len(codes):,} that a search of the reward "
-              f"asked for{'' if wide else f' and {most} draws of the policy'} are scored, and the "
+              f"asked for{f' and {most} draws of the policy' if draws else ''} are scored, and the "
               "best is the best of these", file=sys.stderr)  # fmt: skip
-    elif wide:
-        pool = undrawn(space, len(space))
-    else:
+    elif drawn:
         pool = score(policy, space, args.k, args.seed, sharpness, tau)
+    else:
+        pool = undrawn(space, len(space))
     chosen = choose(
         about,
         definition,

@@ -29,8 +29,9 @@ LONGER = Search(drawn=1024, rounds=12, kept=128, crossed=1024)  # where a policy
 FAR = 0.5  # of the attainable, that choices are said to be behind at most
 REMEMBERED = 1 << 10  # workloads
 LEAST = 1e-14  # that a known strategy weighs, over the best: what float64 tells apart in a sum
+Weighed = tuple[Tensor, Tensor, Tensor]
 _seen: dict[tuple[str, Problem, Device, bool], tuple[Codes, Values, Tensor]] = {}
-_weighed: dict[int, tuple[StrategySpace, Tensor, Tensor, Tensor]] = {}  # by the id of the space
+_weighed: dict[int, tuple[StrategySpace, Weighed]] = {}  # by the id of the space
 
 
 def hints(spaces: Sequence[StrategySpace], longer: bool = False) -> Tensor:
@@ -78,7 +79,7 @@ def _pairs(space: StrategySpace, codes: Codes, worth: Values) -> Values:
     return np.maximum(best - worth.max(), -FAR)
 
 
-def _weights(space: StrategySpace) -> tuple[Tensor, Tensor, Tensor]:
+def _weights(space: StrategySpace) -> Weighed:
     """Codes that were asked for, in order, their worth behind the best, and for how many strategies
     of the space each stands: those that differ in implied decisions alone."""
     if id(space) not in _weighed:
@@ -88,9 +89,10 @@ def _weights(space: StrategySpace) -> tuple[Tensor, Tensor, Tensor]:
         order = np.argsort(codes)
         rows = space.indices(codes[order])[:, : named(space)]
         counts = space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]]
-        parts = codes[order], worth[order] - worth.max(), counts.astype(np.float64)
-        _weighed[id(space)] = space, *map(torch.from_numpy, parts)
-    return _weighed[id(space)][1:]
+        behind, weight = worth[order] - worth.max(), counts.astype(np.float64)
+        own, behind, weight = map(torch.from_numpy, (codes[order], behind, weight))
+        _weighed[id(space)] = space, (own, behind, weight)
+    return _weighed[id(space)][1]
 
 
 def named(space: StrategySpace) -> int:
@@ -127,8 +129,8 @@ class Known:
         worth = pad_sequence([r[1] for r in rows], batch_first=True)
         weights = pad_sequence([r[2] for r in rows], batch_first=True)
         codes = (codes + room * torch.arange(len(rows))[:, None]).flatten()
-        placed = [table.to(device) for table in (codes, worth.float(), _before(weights))]
-        return Known(*placed, strides, named(spaces[0]))
+        tables = codes.to(device), worth.float().to(device), _before(weights).to(device)
+        return Known(*tables, strides, named(spaces[0]))
 
     def masses(self, workload: Tensor, tau: Tensor) -> Tensor:
         """[S, N + 1] what those before each weigh, over the best, of workloads [S] at temperatures

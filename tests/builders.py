@@ -18,7 +18,7 @@ from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.family import Decision, Family, Problem, Rule, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch, PointerParam
-from ptxflow.env.space import Space, enumerate_space
+from ptxflow.env.space import Space, StrategySpace, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem, find_space
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.candidates import Workload
@@ -91,7 +91,7 @@ def compiled(
     return CompiledKernel(p, s, device, LAUNCH, ptx, image, usage, sass, checks)
 
 
-def untrained(path: Path, space: Space, about: dict[str, Any] | None = None) -> Path:
+def untrained(path: Path, space: StrategySpace, about: dict[str, Any] | None = None) -> Path:
     """The checkpoint of a policy that nobody trained."""
     from ptxflow.gfn.checkpoint import Checkpoint, write
     from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork

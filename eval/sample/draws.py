@@ -20,10 +20,13 @@ from typing import Any
 import torch
 
 from ptxflow.command import Parser, reports
+from ptxflow.compiler.family import Family
 from ptxflow.compiler.files import write_whole
 from ptxflow.compiler.processes import each
+from ptxflow.env.space import decision_digest
 from ptxflow.env.tasks.arguments import (
     find_device,
+    find_family,
     find_problem,
     find_whole_space,
     natural_int,
@@ -44,6 +47,7 @@ CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 #: it is bound by memory): features of devices have gain 0 in every network
 POLICY_OF = {"h100": "h200"}
 ANY = CHECKPOINTS / "any.safetensors"  # by the model's rewards, on devices and shapes at random
+WIDE = CHECKPOINTS / "wide.safetensors"  # the same, of wide spaces
 Place = tuple[str, dict[str, int]]  # a definition's name or path, and axes
 the_policy = cache(load_policy)
 
@@ -53,9 +57,22 @@ def default_checkpoint(device: str) -> Path:
     return CHECKPOINTS / f"{POLICY_OF.get(device, device)}.safetensors"
 
 
-def usual_checkpoint(device: str, definition: Definition, *axes: Mapping[str, int]) -> Path:
+def of_wide(path: Path, family: Family) -> bool:
+    """Whether the policy of a family in a checkpoint draws from its wide space."""
+    if family.wide is family or not path.is_file():
+        return False
+    told = {f.name: f.digest for f in read(path).network.families}
+    return told.get(family.name) == decision_digest(family.wide)
+
+
+def usual_checkpoint(
+    device: str, definition: Definition, *axes: Mapping[str, int], wide: bool = False
+) -> Path:
     """The device's policy; the one for any shape and device where these workloads of a definition
-    are all far from what the first was trained on, and none from what the other was."""
+    are all far from what the first was trained on, and none from what the other was. Of a wide
+    space that which draws from it, where there is one."""
+    if wide and of_wide(WIDE, find_family(definition)):
+        return WIDE
 
     def far(path: Path) -> list[bool]:
         about = read(path).config

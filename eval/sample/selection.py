@@ -12,14 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.command import BadInput
+from ptxflow.compiler.kernels import family as family_named
 from ptxflow.env.reward import ModelReward, Reward
 from ptxflow.env.reward_source import build, describe, of_family
-from ptxflow.env.space import Space
+from ptxflow.env.space import Space, StrategySpace
 from ptxflow.env.tasks.arguments import product
 from ptxflow.env.tasks.definition import Definition, DefinitionError, load
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.shapes import RANGES
 from ptxflow.env.tasks.training_set import PRESETS, registered, row_of
+from ptxflow.eval.sample.widened import WideReward
 
 POLICY, REWARD, BOTH = "policy", "reward", "both"
 Ints = NDArray[np.int64]
@@ -63,7 +65,7 @@ def choose(
 
     Of both the policy has the odd one, and the reward's are its best that were not drawn.
     """
-    reward, remarks = reward_of(about, space.device.name, space.family.name)
+    reward, remarks = reward_within(about, space)
     predicted = reward.tflops(space, space.codes)
     k = min(k, len(space))
     drawn = draws[: {POLICY: k, REWARD: 0, BOTH: k - k // 2}[source]]
@@ -103,6 +105,14 @@ def reward_of(about: Mapping[str, Any], device: str, family: str) -> tuple[Rewar
     owner = "of any device" if trained == "any" else f"{trained.upper()}'s"
     remark = f"the policy is {owner}; the {name} of {device.upper()} ranks its draws"
     return reward, (remark,)
+
+
+def reward_within(about: Mapping[str, Any], space: StrategySpace) -> tuple[Reward, tuple[str, ...]]:
+    """The same of a space, which may be a family's wide one."""
+    reward, remarks = reward_of(about, space.device.name, space.family.name)
+    if space.family.implied and reward.name != "model":
+        reward = WideReward(reward, family_named(space.family.name))
+    return reward, remarks
 
 
 def far_from_training(

@@ -119,8 +119,8 @@ def judged(asked: Asked) -> dict[str, Any]:
     if not asked.wide:
         known = trained_problems(chosen(None, PRESETS["full"]), asked.family)
         scores = look_up(listed, reward, known)
-        best = [] if scores is None else [np.argsort(-scores, kind="stable")[:K]]
-        picks["look-up"] = [worth(listed.codes[b]) for b in best]
+        near = [] if scores is None else [np.argsort(-scores, kind="stable")[:K]]
+        picks["look-up"] = [worth(listed.codes[places]) for places in near]
     best = {
         m: float(np.exp(np.mean([np.log(p.max() / top) for p in rows])))
         for m, rows in picks.items()
@@ -133,8 +133,8 @@ def judged(asked: Asked) -> dict[str, Any]:
         if least <= t <= most
     }
     row = {"family": asked.family, "device": space.device.name, "axes": dict(space.problem.axes)}
-    row |= {"leaves": len(space), "judged": len(part), "distance": distances[asked.tau]}
-    return row | {"distances": distances, "best": best, "seconds": seconds}
+    told = {"leaves": len(space), "judged": len(part), "distance": distances[asked.tau]}
+    return row | told | {"distances": distances, "best": best, "seconds": seconds}
 
 
 def _timed(search: Callable[[int], tuple[Codes, Array]], seconds: float) -> Array:

@@ -23,11 +23,12 @@ from ptxflow.compiler.compilation import CompiledKernel, Job
 from ptxflow.compiler.device import DEVICES, H200, Device
 from ptxflow.compiler.errors import HazardError
 from ptxflow.env.features import describe_device
+from ptxflow.env.relation import relate
 from ptxflow.env.tasks import arguments
 from ptxflow.env.tasks.arguments import UsageError, find_problem, read_strategies
 from ptxflow.env.tasks.definition import load, names, own_names
 from ptxflow.eval.bench.attention_workloads import Batch, axes_of
-from ptxflow.eval.sample import pipeline
+from ptxflow.eval.sample import draws, pipeline
 from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.gfn import inference
 from ptxflow.gfn.checkpoint import read
@@ -198,6 +199,39 @@ def test_the_models_best_that_a_search_finds_in_a_wide_space(
     assert (np.diff(np.log(times)) > 1e-5).all()  # none alike
     argv = ("--definition", "rmsnorm_h4096", "--axes", "batch_size=17", "--space", "wide")
     assert "--space wide: rmsnorm has no wide space" in refused(sample.main, capsys, *argv)
+
+
+@pytest.mark.usefixtures("built")
+def test_a_policy_of_a_wide_space_draws_from_it_unless_told_otherwise(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Where it lies as the usual one, or is given; half of the strategies are the reward's."""
+    family = space_at(NAME, {"M": 17}).family
+    space = relate(family.wide, space_at(NAME, {"M": 1063}).problem, H200)
+    wide = untrained(tmp_path / "wide.safetensors", space)
+    monkeypatch.setattr(draws, "WIDE", wide)
+    monkeypatch.setattr(inference, "POOL", 40)
+
+    def sampled(name: str, *extra: str) -> tuple[list[str], bool]:
+        argv = ["--definition", NAME, "--axes", "M=1063", "--device", "h200", "-k", "4"]
+        argv += ["--no-emulate", "--measure", "no", "--out", str(tmp_path / name)]
+        assert sample.main([*argv, *extra]) == 0
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        chosen = [k["choices"] for k in summary["kernels"]]
+        assert all(c.keys() == {d.name for d in family.decisions} for c in chosen)
+        beyond = {d.name: d.choices for d in family.decisions}
+        new = any(c[n] not in beyond[n] for c in chosen for n in beyond)
+        return sorted(k["from"] for k in summary["kernels"]), new
+
+    both = ["policy", "policy", "reward", "reward"]
+    assert sampled("usual") == sampled("given", "--checkpoint", str(wide)) == (both, True)
+    assert sampled("told", "--temperature", "0.05") == (both, True)
+    assert sampled("listed", "--checkpoint", str(checkpoint)) == (both, False)
+    assert sampled("asked", "--space", "listed") == (both, False)
+    capsys.readouterr()
+    argv = ("--definition", NAME, "--axes", "M=17", "--device", "h200", "--space", "wide",
+            "--checkpoint", str(checkpoint), "--from", "policy")  # fmt: skip
+    assert "no policy of wide gemm: take --from reward" in refused(sample.main, capsys, *argv)
 
 
 def test_what_is_more_than_there_is_is_told(

@@ -298,16 +298,18 @@ def test_of_a_wide_space_the_strategies_that_differ_in_implied_decisions_are_ali
     (plain,) = Stream("gemm", H200, wide=True).draw(1, np.random.default_rng(3))
     space = relate(GEMM.wide, plain.problem, plain.device)
     zero, found = torch.zeros(1, dtype=torch.int64), Known.of([space], CPU)
-    first, _ = found.below(0, zero, zero, found.masses(zero, torch.tensor([0.02])), zero[:, None])
+    tau, none = torch.tensor([0.02]), zero[:, None]
+    first = found.below(0, zero, zero, found.masses(zero, tau), none)
     codes, _ = asked(space, longer=True)
     fixed = [d.name for d in space.decisions if d.name not in GEMM.wide.implied]
     held = [space.strategy(int(code)).get for code in codes[:20]]
     alike = [len(space.given({name: [get(name, "")] for name in fixed})) for get in held]
     assert max(alike) > 1
     only = Known.of([plain], CPU)
-    ones, _ = only.below(0, zero, zero, only.masses(zero, torch.tensor([0.02])), zero[:, None])
-    assert ones.sum() == len(codes) < first.sum()
-    assert found.below(len(space.sizes) - 5, zero, zero, zero, zero[:, None]) is None
+    ones = only.below(0, zero, zero, only.masses(zero, tau), none)
+    assert ones is not None and first is not None
+    assert ones[0].sum() == len(codes) < first[0].sum()
+    assert found.below(len(space.sizes) - 5, zero, zero, zero, none) is None
 
 
 def test_a_hinted_loss_is_that_of_stock_torchgfn(trainer: Trainer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +12,21 @@ import torch
 
 import train
 from ptxflow.compiler.device import B200, DEVICES, H200
+from ptxflow.compiler.kernels.gemm import GEMM
 from ptxflow.env.measurements import read_lines
 from ptxflow.env.relation import relate
+from ptxflow.env.search import Search
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.definition import load
 from ptxflow.env.tasks.shapes import DEVICE_RANGES, RANGES, Stream, random_device, size
-from ptxflow.env.tasks.training_set import ROWS, registered
+from ptxflow.env.tasks.training_set import PRESETS, ROWS, registered
 from ptxflow.eval.bench.markdown import quoted
-from ptxflow.eval.sample.draws import ANY
+from ptxflow.eval.sample.draws import ANY, of_wide
 from ptxflow.eval.study import any_shape
+from ptxflow.gfn import hints
 from ptxflow.gfn.inference import at_temperature, load_policy
 from ptxflow.gfn.options import TrainConfig
+from ptxflow.gfn.targets import part_around
 from ptxflow.gfn.training import RENEW_EVERY, Trainer
 
 FAMILIES = sorted({f.name for row in ROWS for n in row.definitions if (f := registered(load(n)))})
@@ -90,7 +95,14 @@ def test_a_stream_renews_the_workloads_of_a_training() -> None:
         assert group.walks.log_leaves[w].exp() == pytest.approx(len(group.spaces[w]))
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workloads, and questions to the model."""
+    monkeypatch.setitem(PRESETS, "shapes", replace(PRESETS["shapes"], shapes=12))
+    monkeypatch.setattr(hints, "LONGER", Search(drawn=200, rounds=2, kept=8))
+
+
+@pytest.mark.usefixtures("undrawn", "few")
 def test_one_policy_for_any_device_is_trained_and_judged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,6 +132,46 @@ def test_one_policy_for_any_device_is_trained_and_judged(
     assert any_shape.main(["--rows", str(tmp_path / "none")]) == 2
 
 
+@pytest.mark.usefixtures("undrawn", "few")
+def test_a_policy_of_wide_spaces_is_trained_and_judged_on_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, out = tmp_path / "wide.safetensors", tmp_path / "rows.jsonl"
+    argv = ["--preset", "shapes", "--space", "wide", "--device", "any", "--steps", "2",
+            "--definitions", "gemm_n128_k2048,rmsnorm_h4096", "--batch", "64", "--width", "32",
+            "--compute", "cpu", "--out", str(tmp_path / "run")]  # fmt: skip
+    assert train.main([*argv, "--export", str(policy)]) == 0
+    rows = json.loads((tmp_path / "run" / "result.json").read_text())["workloads"]
+    assert {r["family"] for r in rows} == {"gemm"}, "RMSNorm has no wide space"
+    assert all(0 < r["distance"] < 1 and r["leaves"] < 3 * 10**5 for r in rows)
+    assert of_wide(policy, GEMM) and not of_wide(ANY, GEMM)
+    asked = ["--checkpoint", str(policy), "--space", "wide", "--shapes", "2", "--most", "2000"]
+    assert any_shape.main([*asked, "--out", str(out)]) == 0
+    for row in map(json.loads, out.read_text().splitlines()):
+        assert 2000 >= row["judged"] < row["leaves"]
+        assert row["distances"].keys() == {"0.005", "0.01", "0.02", "0.1"}
+        assert all(0 < d < 1 for d in row["distances"].values())
+        assert row["best"]["uniform"] < row["best"]["policy"] <= 1 >= row["best"]["timed"]
+        assert "look-up" not in row["best"]
+    assert train.main([*argv, "--definitions", "rmsnorm_h4096", "--overwrite"]) == 2
+    assert "none of these families has a wide space" in capsys.readouterr().err
+
+
+def test_a_part_around_a_strategy_holds_it_and_is_as_large_as_may_be() -> None:
+    (space,) = Stream("gemm", H200, wide=True).draw(1, np.random.default_rng(3))
+    rng = np.random.default_rng(1)
+    code = int(space.sample_uniform(1, rng)[0])
+    part = part_around(space, code, 500, rng)
+    assert len(part) <= 500 and part.strategy(code) == space.strategy(code)
+    free = {n for n, c in zip((d.name for d in space.decisions), part.listed().indices().T,
+                              strict=True) if len(set(c)) > 1}  # fmt: skip
+    strategy = space.strategy(code)
+    fixed = {d.name: [strategy.get(d.name, d.choices[0])] for d in space.decisions
+             if d.name not in free}  # fmt: skip
+    grown = [space.given({n: c for n, c in fixed.items() if n != name}) for name in fixed]
+    assert all(len(wider) > 500 or len(wider) == len(part) for wider in grown)
+
+
 def test_the_page_quotes_what_was_judged() -> None:
     root = Path(any_shape.__file__).resolve().parents[2]
     rows = [r for _, r in read_lines(root / "eval" / "results" / "any-shape.jsonl.xz")]
@@ -131,7 +183,9 @@ def test_the_page_quotes_what_was_judged() -> None:
 def test_options_of_any_device_are_refused_where_they_mean_nothing() -> None:
     for argv in (["--device", "any"], ["--without", "h100"],
                  ["--preset", "shapes", "--measure", "4"],
-                 ["--preset", "shapes", "--device", "any", "--reward", "replay"]):  # fmt: skip
+                 ["--preset", "shapes", "--device", "any", "--reward", "replay"],
+                 ["--space", "wide"],
+                 ["--preset", "shapes", "--space", "wide", "--reward", "surrogate"]):  # fmt: skip
         with pytest.raises(SystemExit):
             train.main(argv)
 
