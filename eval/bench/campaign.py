@@ -174,7 +174,8 @@ def merge(found: Sequence[Workload]) -> list[Workload]:
         before = merged.get(workload.place)
         if before is not None:
             both = {c.strategy.key: c for c in (*before.candidates, *workload.candidates)}
-            workload = replace(before, candidates=tuple(both.values()), size=None)
+            default = before.default or workload.default
+            workload = replace(before, candidates=(*both.values(),), size=None, default=default)
         merged[workload.place] = workload
     return list(merged.values())
 
@@ -284,6 +285,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     settings = Settings(
         seeds=tuple(range(1, args.check_seeds + 1)), rounds=args.rounds, settle=args.settle,
         timeout=args.timeout, refine=args.refine, refine_rounds=args.refine_rounds,
+        ties=args.ties,
         every_baseline=not args.refine,
     )  # fmt: skip
     with machines(device, args.jobs) as (workers, compiler), RecordFile(args.out) as records:
@@ -417,6 +419,8 @@ def _how(parser: argparse.ArgumentParser) -> None:
     add("--refine", type=natural_int, default=32, metavar="N", help=about)
     about = "samples of each of those, or as many as take 1 s (default: 40)"
     count("--refine-rounds", default=40, help=about)
+    about = "for those that may be the fastest, against each other (default: 1)"
+    seconds("--ties", default=1.0, help=about)
     count("--check-seeds", default=2, help="fresh inputs per kernel (default: 2)")
     about = "of the yardstick before a workload, for the clocks (default: 0.5)"
     seconds("--settle", default=0.5, help=about)

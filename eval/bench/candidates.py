@@ -68,6 +68,7 @@ class Workload:
     device: Device
     candidates: tuple[Candidate, ...]
     size: int | None = None  # of the sub-space they are from, where they are from one
+    default: str = ""  # key of the one that untuned use takes, where that is known
 
     @property
     def axes(self) -> dict[str, int]:
@@ -92,6 +93,7 @@ class Settings:
     timeout: float = 60.0
     refine: int = 0  # of each workload's best kernels that are timed again, all in one job
     refine_rounds: int = 40
+    ties: float = 0.0  # seconds for those of them that may be the fastest, against each other
     every_baseline: bool = True  # beside each kernel, or the yardstick alone; all where it refines
 
 
@@ -158,7 +160,8 @@ def listed_workload(
     listed: Sequence[Strategy],
     where: str,
 ) -> Workload:
-    """The strategies of a list; one that is not legal there is a UsageError."""
+    """The strategies of a list, of which the first is the default; one that is not legal there is a
+    UsageError."""
     family, problem = find_problem(definition, axes)
     unique = list({s.key: s for s in listed}.values())
     for s in unique:
@@ -167,7 +170,8 @@ def listed_workload(
                 f"{where}: {s.key} is not legal on {device.name}: {'; '.join(refusals)}"
             )
     candidates = tuple(Candidate(definition, family, problem, s, device) for s in unique)
-    return Workload(definition, family, problem, device, candidates)
+    default = unique[0].key if unique else ""
+    return Workload(definition, family, problem, device, candidates, None, default)
 
 
 def compile_all(
@@ -230,7 +234,8 @@ def run_together(
         image.write_bytes(kernel.cubin)
         images.append((kernel.launch.to_json(), image))
     s = settings
-    how = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle, **beside}
+    how = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle, "ties": s.ties}
+    how |= beside
     return worker.run(refine_job(definition, axes, images, **how), 2 * s.timeout)
 
 

@@ -269,6 +269,9 @@ def _table(group: list[Record]) -> Table:
         columns[f"peer_ns:{baseline}"] = [
             round(r.peers[baseline] * 1000) if baseline in r.peers else None for r in group
         ]
+    if any("final_us" in r.timing for r in group):
+        for name, of in (("final_ns", "us"), ("final_error_ns", "error")):
+            columns[name] = [_digits(r.timing.get("final_us", {}).get(of), 1e3, 6) for r in group]
     for name in _ERRORS:
         columns[name] = [_digits(r.check.get(name)) for r in group]
     for name in sorted({name for r in group for name in r.usage}):
@@ -292,8 +295,8 @@ def _last(clocks: Sequence[int | None]) -> int | None:
     return next((c for c in reversed(clocks) if c), None)
 
 
-def _digits(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+def _digits(value: float | None, of: float = 1.0, digits: int = 4) -> float | None:
+    return None if value is None else float(f"{value * of:.{digits}g}")
 
 
 def unpack(table: Table) -> list[Record]:
@@ -330,7 +333,9 @@ def unpack(table: Table) -> list[Record]:
             tflops=flops / m.latency_us / 1e6 if flops and m.latency_us else None,
             timing={"flush": about["flush"], "rounds": m.samples,
                     "sm_clock_mhz": [at["clock_mhz"]],
-                    **{k: about[k] for k in _SHARED_TIMING if k in about}} if timed else {},
+                    **{k: about[k] for k in _SHARED_TIMING if k in about},
+                    **({"final_us": {"us": m.final_us, "error": m.final_error}}
+                       if m.final_us else {})} if timed else {},
             ptxflow=about["ptxflow"],
             time=_time(about["start"], at["second"]),
             run=about["run"],

@@ -18,13 +18,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
+from typing import Any
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.measurements import COPY, REFINE, load_measurements
+from ptxflow.env.tasks.arguments import read_strategies
 from ptxflow.env.tasks.workload import degenerate
 from ptxflow.eval.bench.baselines import is_eager_reference
-from ptxflow.eval.bench.choices import agreement_table, choices
+from ptxflow.eval.bench.choices import agreement_table, choices, untuned_table
 from ptxflow.eval.bench.disagreement import Outputs, merge, named
 from ptxflow.eval.bench.records import (
     Record,
@@ -319,6 +321,15 @@ def summary(records: Sequence[Record], table: bool = False) -> str:
     return "\n".join([*lines, *means(records), totals(records)])
 
 
+def defaults_of(strategies: Path | None) -> dict[Place, Any]:
+    """The first strategy of each workload of a file of strategies, as `Measurement.key` has it."""
+    found: dict[Place, Any] = {}
+    for definition, axes, strategy in read_strategies(strategies) if strategies else ():
+        place = definition.name, tuple(sorted((n, axes[n]) for n in definition.var_axes))
+        found.setdefault(place, tuple(sorted(strategy.choices)))
+    return found
+
+
 @reports("report")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
@@ -340,14 +351,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--choices", type=Path, metavar="FILE.json", help=about)
     about = "of --agree: the records that say how far apart the choices are (default: A and B)"
     add("--joint", nargs="+", type=Path, metavar="FILE", help=about)
+    about = "of --agree: the strategies that were tuned; the first of each workload is its default"
+    add("--untuned", type=Path, metavar="FILE.json", help=about)
     args = parser.parse_args(argv)
     if not args.files and not args.agree:
         parser.error("a record file is needed")
+    defaults = defaults_of(args.untuned)
     if args.files:
         print(summary([r for path in args.files for r in require_records(path)], args.matrix))
     if args.agree:
         both = load_measurements(args.agree[:1]), load_measurements(args.agree[1:])
         if args.choices:
-            write_whole(args.choices, json.dumps(choices(*both)) + "\n")
-        print(agreement_table(*both, [load_measurements([p]) for p in args.joint or args.agree]))
+            write_whole(args.choices, json.dumps(choices(*both, defaults)) + "\n")
+        judges = [load_measurements([p]) for p in args.joint or args.agree]
+        print(agreement_table(*both, judges, defaults))
+        if defaults:
+            print(untuned_table(both, judges, defaults))
     return 0
