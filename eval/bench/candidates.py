@@ -94,7 +94,8 @@ class Settings:
     refine: int = 0  # of each workload's best kernels that are timed again, all in one job
     refine_rounds: int = 40
     ties: float = 0.0  # seconds for those of them that may be the fastest, against each other
-    every_baseline: bool = True  # beside each kernel, or the yardstick alone; all where it refines
+    every_baseline: bool = True  # beside each kernel, or the yardstick alone
+    libraries: bool = True  # the same where it refines
 
 
 def subspace(space: Space, fix: Fix) -> NDArray[np.int64]:
@@ -235,7 +236,7 @@ def run_together(
         images.append((kernel.launch.to_json(), image))
     s = settings
     how = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle, "ties": s.ties}
-    how |= beside
+    how |= {"every_baseline": s.libraries} | beside
     return worker.run(refine_job(definition, axes, images, **how), 2 * s.timeout)
 
 
@@ -283,7 +284,7 @@ def make_record(
         timing=result.get("timing", {}),
         modelled_tflops=float(modelled[0]),
         ptxflow=__version__,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         run=origin.run,
         timing_pass=timing_pass,
     )

@@ -60,16 +60,16 @@ def _shared(
 def choices(
     first: Iterable[Measurement], second: Iterable[Measurement], defaults: Defaults = NONE,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The default and what both chose, workload by workload, as `campaign --strategies` takes it;
-    of workloads of the first alone what that chose."""
-    rows, there = [], by_workload(second)
-    for place, measured in by_workload(first).items():
+    """The default and what either chose, workload by workload, as `campaign --strategies` takes
+    it."""
+    rows, held = [], [by_workload(first), by_workload(second)]
+    for place in dict.fromkeys([*held[0], *held[1]]):
         name, axes, _ = place
+        groups = [group[place] for group in held if place in group]
         default = defaults.get((name, axes))
-        both = [delivered(group, default) for group in (measured, there.get(place, ()))]
-        for key in dict.fromkeys([default, *both]):
+        for key in dict.fromkeys([default, *(delivered(group, default) for group in groups)]):
             if key is not None:
-                rows.append({"definition": name, "axes": dict(axes), "family": measured[0].family,
+                rows.append({"definition": name, "axes": dict(axes), "family": groups[0][0].family,
                              "choices": dict(key)})  # fmt: skip
     return rows
 
@@ -122,19 +122,21 @@ def untuned_table(
     mean; how many are slower, and slower by more than ALIKE."""
     there = [by_workload(judge) for judge in judges]
     cells, gains = [("workload", "faster than the default by")], list[float]()
+    workloads = set[Any]()
     for place, measured in ((p, m) for tuning in tunings for p, m in by_workload(tuning).items()):
         default = defaults.get(place[:2])
         ours = delivered(measured, default)
         asked = [_apart(_times(group.get(place, ())), default, ours) for group in there]
         if logs := [found for found in asked if found is not None]:
             gains.append(fmean(logs))
+            workloads.add(place)
             cells.append((_named(place), f"{100 * expm1(gains[-1]):+.2f}%"))
     slower = [g for g in gains if g < 0]
     lines = [
         align(cells),
-        f"{len(gains) - len(slower)} of {len(gains)} tuned kernels are not slower than the default "
-        f"of their workload, {sum(g < -ALIKE for g in slower)} slower by more than "
-        f"{100 * ALIKE:g}%; the slowest by {-100 * expm1(min([0.0, *slower])):.2f}%; in the "
-        f"median {100 * expm1(median(gains or [0.0])):.2f}% faster",
+        f"{len(gains) - len(slower)} of {len(gains)} tuned kernels of {len(workloads)} workloads "
+        f"are not slower than the default, {sum(g < -ALIKE for g in slower)} slower by more than "
+        f"{100 * ALIKE:g}%, the slowest by {abs(100 * expm1(min([0.0, *slower]))):.2f}%; "
+        f"{100 * expm1(median(gains or [0.0])):.2f}% faster in the median",
     ]
     return "\n".join(lines)

@@ -258,7 +258,7 @@ def _table(group: list[Record]) -> Table:
         "status": [r.status for r in group],
         "correct": [r.correct for r in group],
         "sass_ok": [r.sass_ok for r in group],
-        "second": [round((t - start).total_seconds()) if t and start else None for t in times],
+        "second": [round((t - start).total_seconds(), 2) if t and start else None for t in times],
         "clock_mhz": [_last(r.timing.get("sm_clock_mhz", ())) for r in group],
         "samples": [r.latency_us["samples"] if r.latency_us else None for r in group],
         "median_ns": [_ns(r, "median") for r in group],
@@ -358,7 +358,7 @@ def _named(at: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     }
 
 
-def _time(start: str, second: int | None) -> str:
+def _time(start: str, second: float | None) -> str:
     if not start or second is None:
         return ""
     return (datetime.fromisoformat(start).astimezone(UTC) + timedelta(seconds=second)).isoformat()

@@ -16,13 +16,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.files import write_whole
-from ptxflow.env.measurements import COPY, REFINE, load_measurements
+from ptxflow.env.measurements import COPY, REFINE, SCREEN, load_measurements
 from ptxflow.env.tasks.arguments import read_strategies
 from ptxflow.env.tasks.workload import degenerate
 from ptxflow.eval.bench.baselines import is_eager_reference
@@ -321,6 +322,23 @@ def summary(records: Sequence[Record], table: bool = False) -> str:
     return "\n".join([*lines, *means(records), totals(records)])
 
 
+def rates(files: Sequence[Path]) -> str:
+    """Kernels a second of each campaign, from its first record to its last, and over the first
+    campaign's."""
+    rows, first = [("records", "GPUs", "kernels", "seconds", "kernels a second", "over")], 0.0
+    for path in files:
+        records = require_records(path)
+        times = [datetime.fromisoformat(r.time).timestamp() for r in records if r.time]
+        seconds = max(times) - min(times) if times else 0.0
+        kernels = sum(r.timing_pass == SCREEN for r in records)
+        rate = kernels / seconds if seconds else 0.0
+        first = first or rate
+        gpus = {r.gpu.get("uuid", "") for r in records if r.gpu}
+        told = f"{seconds:.1f}", f"{rate:.2f}", f"{rate / first:.3f}" if first else "-"
+        rows.append((path.name, str(len(gpus)), str(kernels), *told))
+    return align(rows)
+
+
 def defaults_of(strategies: Path | None) -> dict[Place, Any]:
     """The first strategy of each workload of a file of strategies, as `Measurement.key` has it."""
     found: dict[Place, Any] = {}
@@ -345,6 +363,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
     about = "only the best ratios, a column for each axis value"
     add("--matrix", action="store_true", help=about)
+    add("--rates", action="store_true", help="only kernels a second, a campaign a file")
     about = "compare two campaigns' choices"
     add("--agree", nargs=2, type=Path, metavar=("A", "B"), help=about)
     about = "of --agree: write what both chose there, for a joint measurement"
@@ -357,7 +376,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.files and not args.agree:
         parser.error("a record file is needed")
     defaults = defaults_of(args.untuned)
-    if args.files:
+    if args.rates:
+        print(rates(args.files))
+    elif args.files:
         print(summary([r for path in args.files for r in require_records(path)], args.matrix))
     if args.agree:
         both = load_measurements(args.agree[:1]), load_measurements(args.agree[1:])
