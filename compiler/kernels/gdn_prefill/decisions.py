@@ -18,6 +18,7 @@ from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
 WARP = 32
 UNIT = 16  # tokens, rows and keys of an MMA
 LINE = 512  # bytes that a warp copies at a time: 16 of each lane; a block as lanes hold it
+SWIZZLE = 128  # bytes of a row of an operand of tcgen05, which has blocks of columns
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
 HALF, PAIRS = "half", "pairs"
 ONE, TWO = "one", "two"
@@ -56,6 +57,19 @@ def main_warps(f: Fields) -> Any:
 
 def warps(f: Fields) -> Any:
     return main_warps(f) + f.helpers
+
+
+def by_tcgen05(f: Fields, problem: Problem, device: Device) -> Any:
+    """Whether sm_100a multiplies with a state by tcgen05: 64 rows of four warps, or 128."""
+    whole = (f.rows == 128) | (f.rows == 64) & (f.row_tiles == 1)
+    return whole & (tmem_columns(f, problem) <= device.tmem_columns)
+
+
+def tmem_columns(f: Fields, problem: Problem) -> Any:
+    """Of tensor memory, a power of two: terms of states and updates, and products of a chunk."""
+    size = problem["head_size"]
+    count = (size + f.chunk) // 2 * parts(f, "operands") + size + f.chunk
+    return 2 ** np.ceil(np.log2(count)).astype(int)
 
 
 def key_pitch(problem: Problem) -> int:
