@@ -182,6 +182,7 @@ ROW = Row(
                 others=lambda node: not _in_place(node), slow=True),
         Ordered("one block", problem(), strategy(), kept=3,
                 others=lambda node: not _in_place(node)),
+        Ordered("tcgen05", problem(), TCGEN05["tcgen05, 64 rows"][1], B200),
     ),
     planted=(
         Planted(
@@ -197,6 +198,18 @@ ROW = Row(
                     re.compile(r"\{(%t\d+_)2, (%t\d+_)3\}"), r"{\g<1>0, \g<2>1}"
                 ),
             },
+        ),
+        Planted(
+            "tcgen05", problem(40, 2), TCGEN05["tcgen05, 64 rows"][1],
+            {
+                "a state's first term twice": ("b32 [%ra], {%t2_0,", "b32 [%ra], {%t1_0,"),
+                "an update's, too": ("b32 [%ra], {%t65_0,", "b32 [%ra], {%t64_0,"),
+                "columns of each other": ("{%t78_0, %t78_1,", "{%t78_1, %t78_0,"),
+                "keys of other chunks": (
+                    re.compile(r"xor.b32 (\S+ \S+), \S+;"), r"xor.b32 \1, 0;"
+                ),
+            },
+            device=B200,
         ),
     ),
     sampled=tuple(

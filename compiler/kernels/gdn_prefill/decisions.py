@@ -172,7 +172,7 @@ def registers(f: Fields, problem: Problem, device: Device) -> Any:
     more = more + terms * ((f.operands == PAIRS) & (f.row_tiles == 1) & (f.chunk >= chunk))
     found = held + f.chunk / 8 + 50 + more
     if device.has_tmem:
-        by_state = f.row_tiles * (problem["head_size"] / 2 + 0.75 * f.chunk) + 40 + 8 * once
+        by_state = f.row_tiles * (problem["head_size"] / 2 + f.chunk) + 32 + 8 * once
         found = np.where(by_tcgen05(f, problem, device), by_state, found)
     return np.asarray(found).astype(int)
 
