@@ -231,17 +231,6 @@ def workloads(settings: Settings, reward: CachedReward) -> Workloads:
         raise BadInput(str(error)) from None
 
 
-def listed_part(space: Space | RelationSpace | None) -> Space | None:
-    """Of a wide space the strategies with listed choices, by which a policy is judged on the way."""
-    from ptxflow.compiler.kernels import family
-    from ptxflow.env.relation import RelationSpace
-
-    if not isinstance(space, RelationSpace):
-        return space
-    choices = {d.name: d.choices for d in family(space.family.name).decisions}
-    return space.plain().given(choices).listed()
-
-
 def drawn_workloads(
     settings: Settings, members: Sequence[Member], reward: CachedReward
 ) -> Workloads:
@@ -250,6 +239,7 @@ def drawn_workloads(
     import numpy as np
 
     from ptxflow.env.tasks.definition import load
+    from ptxflow.env.tasks.shapes import listed_part
     from ptxflow.env.tasks.spaces import spaces_of
     from ptxflow.env.tasks.training_set import PRESETS, Member
 

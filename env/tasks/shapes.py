@@ -14,8 +14,9 @@ import numpy as np
 
 from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.family import Family, Problem
+from ptxflow.compiler.kernels import family as family_named
 from ptxflow.env.relation import RelationSpace, relate
-from ptxflow.env.space import EmptySpace
+from ptxflow.env.space import EmptySpace, Space
 from ptxflow.env.tasks.arguments import UsageError, find_problem
 from ptxflow.env.tasks.definition import Definition, DefinitionError, load
 from ptxflow.env.tasks.sequences import axes_of
@@ -144,3 +145,11 @@ class Stream:
             device = random_device(rng)
             if device.name not in self.without:
                 return DEVICES[device.name] if rng.random() < 0.5 else device
+
+
+def listed_part(space: Space | RelationSpace | None) -> Space | None:
+    """Of a wide space the strategies with listed choices, on which its policy is judged."""
+    if not isinstance(space, RelationSpace):
+        return space
+    choices = {d.name: d.choices for d in family_named(space.family.name).decisions}
+    return space.plain().given(choices).listed()
