@@ -146,8 +146,8 @@ def streams(settings: Settings, members: Sequence[Member]) -> dict[str, Stream]:
     without = (settings.without,) if settings.without else ()
     families = dict.fromkeys(m.family.name for m in members)
     never = frozenset(m.problem for m in members if m.kind != "trained")
-    wide = settings.space == "wide"
-    return {name: Stream(name, device, without, never, wide) for name in families}
+    options = device, without, never, settings.space == "wide"
+    return {name: Stream(name, *options) for name in families}
 
 
 def source(settings: Settings) -> tuple[Reward, Settings]:
@@ -208,11 +208,7 @@ def workloads(settings: Settings, reward: CachedReward) -> Workloads:
     preset = PRESETS[settings.preset]
     try:
         target = places_of(settings)[-1]
-        chosen = members(settings.definitions, preset)
-        if settings.space == "wide":
-            chosen = [replace(m, family=m.family.wide) for m in chosen if m.family.more.decisions]
-            if not chosen:
-                raise BadInput("--space wide: none of these families has a wide space")
+        chosen = members(settings.definitions, preset, settings.space == "wide")
         if preset.shapes:
             return drawn_workloads(settings, chosen, reward)
         jobs = cores() if settings.compute == "cuda" else settings.threads
@@ -251,10 +247,10 @@ def drawn_workloads(
             about = Member(label, load(label), space.family, dict(problem.axes), problem, "trained")
             found.append((about, space))
     devices, held = places_of(settings), [m for m in members if m.kind != "trained"]
+    listed = () if settings.space == "wide" else None
     for i, device in enumerate(devices):
         own = held[i :: len(devices)]
-        made = spaces_of(own, device, reward, listed=() if settings.space == "wide" else None)
-        found += zip(own, map(listed_part, made), strict=True)
+        found += zip(own, map(listed_part, spaces_of(own, device, reward, 1, listed)), strict=True)
     kept = [(m, s) for m, s in found if s is not None]
     return Workloads([m for m, _ in kept], [s for _, s in kept])
 

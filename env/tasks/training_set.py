@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ptxflow.compiler.family import Family, Problem
@@ -297,8 +297,9 @@ class Member:
     kind: str
 
 
-def members(chosen: Sequence[str], preset: Preset) -> list[Member]:
-    """The workloads of the definitions, by kind; BadInput, one line, where there are none."""
+def members(chosen: Sequence[str], preset: Preset, wide: bool = False) -> list[Member]:
+    """The workloads of the definitions, by kind; BadInput, one line, where there are none. Of wide
+    spaces those of families that have one."""
     out: list[Member] = []
     for name in chosen:
         definition = load(name)
@@ -317,6 +318,10 @@ def members(chosen: Sequence[str], preset: Preset) -> list[Member]:
                 label = " ".join([other, *(f"{a}={v}" for a, v in constants.items())])
                 resized = definition.resized(**constants)
                 out += [_member(label, resized, v, "unseen") for v in product(row.held_out)]
+    if wide:
+        out = [replace(m, family=m.family.wide) for m in out if m.family.more.decisions]
+        if not out:
+            raise DefinitionError("--space wide: none of these families has a wide space")
     return sorted(out, key=lambda m: KINDS.index(m.kind))
 
 
