@@ -1,7 +1,8 @@
 """What a wide space is worth: `python -m ptxflow.eval.study.wide RECORDS...`.
 
 By workload the fastest strategy that was measured, beside the fastest of the listed space, timed in
-the same rounds; by decision what is lost without it.
+the same rounds; by decision what is lost without it; and the fastest of the 8 that rewards rank
+best of those measured which are in today's space.
 """
 
 from __future__ import annotations
@@ -11,15 +12,22 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
 
+import numpy as np
+
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.family import Choice, Strategy
 from ptxflow.env.measurements import SCREEN
+from ptxflow.env.relation import relate
+from ptxflow.env.reward import Reward
+from ptxflow.env.reward_source import describe
 from ptxflow.env.tasks.arguments import find_device, find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.records import Record, require_records
+from ptxflow.eval.sample.selection import reward_within
 
 NOTABLE = 1.01  # a gain that is more than noise
+K = 8
 HEADS = ("decision", "workloads", "best has it", "loss without", "most", "pairs", "median", "most",
          f"over {NOTABLE}")  # fmt: skip
 RULES = "rules alone"  # all choices are listed ones, and listed rules refuse them
@@ -37,6 +45,7 @@ class Measured:
         self.records = sorted(found, key=_us)
         self.choices = [self.implied | dict(r.strategy["choices"]) for r in self.records]
         device = find_device(one.device)
+        self.whole = relate(self.family.wide, problem, device)
         self.listed = [
             r.strategy["choices"].keys() == self.decisions.keys()
             and not self.family.refusals(problem, Strategy.from_json(r.strategy), device)
@@ -77,9 +86,40 @@ class Measured:
                     out.append(_us(self.records[j]) / _us(self.records[i]))
         return out
 
+    def of_best(self, reward: Reward) -> float:
+        """How much faster than the best listed strategy the best of the K is that a reward ranks
+        first."""
+        strategies = [Strategy.from_json(r.strategy) for r in self.records]
+        known = [s for s in strategies if self.whole.family.implied.keys() | self.decisions.keys()
+                 >= dict(s.choices).keys() and not self.refusals(s)]  # fmt: skip
+        codes = np.array([self.whole.code(s) for s in known])
+        ranked = np.argsort(-reward.tflops(self.whole, codes), kind="stable")[:K]
+        us = {Strategy.from_json(r.strategy): _us(r) for r in self.records}
+        return _us(self.best_listed) / min(us[known[place]] for place in ranked)
+
+    def refusals(self, strategy: Strategy) -> list[str]:
+        space = self.whole
+        return space.family.refusals(space.problem, strategy, space.device)
+
 
 def _us(record: Record) -> float:
     return record.latency_us["median"] if record.latency_us else float("inf")
+
+
+def rewards_lines(found: Sequence[Measured]) -> list[str]:
+    """What the model's best K are worth, and those of the reward that sample.py ranks by."""
+    lines = []
+    for device in {m.whole.device.name for m in found}:
+        own = [m for m in found if m.whole.device.name == device]
+        for name, about in (
+            ("the model", {"source": "model"}),
+            ("what sample.py ranks by", describe(None, device)),
+        ):
+            gains = [m.of_best(reward_within({"settings": {"device": device, "reward": about}},
+                                             m.whole)[0]) for m in own]  # fmt: skip
+            lines.append(f"{device}: the best {K} by {name} hold one of gain "
+                         f"{geometric_mean(gains):.3f}, least {min(gains):.3f}")  # fmt: skip
+    return lines
 
 
 def measured(records: Iterable[Record]) -> list[Measured]:
@@ -144,6 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{min(gains):.3f}; {sum(m.gain > NOTABLE for m in found)} gain more than 1%\n"
     )
     print(decisions_table(found))
+    print("", *rewards_lines(found), sep="\n")
     return 0
 
 
