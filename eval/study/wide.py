@@ -106,20 +106,13 @@ def _us(record: Record) -> float:
     return record.latency_us["median"] if record.latency_us else float("inf")
 
 
-def rewards_lines(found: Sequence[Measured]) -> list[str]:
-    """What the model's best K are worth, and those of the reward that sample.py ranks by."""
-    lines = []
-    for device in {m.whole.device.name for m in found}:
-        own = [m for m in found if m.whole.device.name == device]
-        for name, about in (
-            ("the model", {"source": "model"}),
-            ("what sample.py ranks by", describe(None, device)),
-        ):
-            gains = [m.of_best(reward_within({"settings": {"device": device, "reward": about}},
-                                             m.whole)[0]) for m in own]  # fmt: skip
-            lines.append(f"{device}: the best {K} by {name} hold one of gain "
-                         f"{geometric_mean(gains):.3f}, least {min(gains):.3f}")  # fmt: skip
-    return lines
+def worth_of_rewards(found: Sequence[Measured], device: str) -> dict[str, list[float]]:
+    """`of_best` of each workload of a device: by the model, and by what sample.py ranks by."""
+    own = [m for m in found if m.whole.device.name == device]
+    sources = {"the model": {"source": "model"}, "what sample.py ranks by": describe(None, device)}
+    about = {n: {"settings": {"device": device, "reward": r}} for n, r in sources.items()}
+    return {n: [m.of_best(reward_within(told, m.whole)[0]) for m in own]
+            for n, told in about.items()}  # fmt: skip
 
 
 def measured(records: Iterable[Record]) -> list[Measured]:
@@ -184,7 +177,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{min(gains):.3f}; {sum(m.gain > NOTABLE for m in found)} gain more than 1%\n"
     )
     print(decisions_table(found))
-    print("", *rewards_lines(found), sep="\n")
+    for device in sorted({m.whole.device.name for m in found}):
+        for name, worth in worth_of_rewards(found, device).items():
+            print(f"\n{device}: the best {K} by {name} hold one of gain {geometric_mean(worth):.3f}, "
+                  f"least {min(worth):.3f}")  # fmt: skip
     return 0
 
 

@@ -11,6 +11,7 @@ import io
 import json
 import re
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,11 @@ from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load, parse
 from ptxflow.eval.bench.markdown import markdown, placed
+from ptxflow.eval.bench.records import require_records
 from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.sample.selection import choose
 from ptxflow.eval.study.training_plots import KINDS
+from ptxflow.eval.study.wide import measured, worth_of_rewards
 from ptxflow.gfn.checkpoint import read
 from ptxflow.gfn.inference import draw_distinct, load_policy, log_probs
 
@@ -123,6 +126,23 @@ def test_the_sizes_of_the_spaces() -> None:
     assert found is not None
     sizes = [len(space("gemm_n4096_k4096", "M", 4096, name)) for name in ("b200", "h200")]
     assert [int(text.replace(",", "")) for text in found.groups()] == sizes
+
+
+def test_what_rewards_say_of_wide_strategies_is_what_the_page_quotes() -> None:
+    found = measured(require_records(ROOT / "eval" / "results" / "wide-gemm-h200.jsonl.xz"))
+    text = " ".join((ROOT / "env" / "README.md").read_text(encoding="utf-8").split())
+    quoted = re.search(
+        r"best 8 hold one ([\d.]+)% faster than the best listed, at worst ([\d.]+)% slower; "
+        r"the model's best 8 ([\d.]+)% faster, at worst ([\d.]+)% slower",
+        text,
+    )
+    assert quoted is not None
+    model, ranked = worth_of_rewards(found, "h200").values()
+    figures = [s(w) for w in (ranked, model) for s in (geometric_mean, min)]
+    assert [100 * abs(f - 1) for f in figures] == pytest.approx(
+        [float(text) for text in quoted.groups()], abs=0.06
+    )
+    assert figures[0] > 1 > figures[1] and figures[2] > 1 > figures[3]
 
 
 def test_figures_are_quoted() -> None:
