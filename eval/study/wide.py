@@ -179,8 +179,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(decisions_table(found))
     for device in sorted({m.whole.device.name for m in found}):
         for name, worth in worth_of_rewards(found, device).items():
-            print(f"\n{device}: the best {K} by {name} hold one of gain {geometric_mean(worth):.3f}, "
-                  f"least {min(worth):.3f}")  # fmt: skip
+            mean, least = geometric_mean(worth), min(worth)
+            print(f"\n{device}: {name}: the best {K} hold a gain of {mean:.3f}, least {least:.3f}")
     return 0
 
 
