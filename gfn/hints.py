@@ -135,7 +135,7 @@ class Known:
     def masses(self, workload: Tensor, tau: Tensor) -> Tensor:
         """[S, N + 1] what those before each weigh, over the best, of workloads [S] at temperatures
         [S]."""
-        weight = self.counts.diff(dim=1)[workload]
+        weight = self.counts[workload].diff(dim=1)
         return _before(weight * (self.worth[workload].double() / tau.double()[:, None]).exp())
 
     def below(

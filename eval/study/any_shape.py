@@ -221,7 +221,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise BadInput(f"{args.rows}: no rows")
     name = "wide" if args.space == "wide" else "any"
     publish({f"{name}-shape": table(rows)}, args.into)
-    print(by_temperature(rows))
+    if any("distances" in row for row in rows):
+        print(by_temperature(rows))
     return 0
 
 
