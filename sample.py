@@ -313,8 +313,7 @@ def sample_kernels(
     )
 
     wide = args.space == "wide"
-    usual = usual_checkpoint(space.device.name, definition, axes, wide=wide)
-    checkpoint = args.checkpoint or usual
+    checkpoint = args.checkpoint or usual_checkpoint(space.device.name, definition, axes, wide=wide)
     tau, sharpness = TAU, SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):
         print(f"-k {args.k}: taking all {len(space):,} valid strategies", file=sys.stderr)
