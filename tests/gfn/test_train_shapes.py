@@ -21,7 +21,7 @@ from ptxflow.env.tasks.definition import load
 from ptxflow.env.tasks.shapes import DEVICE_RANGES, RANGES, Stream, random_device, size
 from ptxflow.env.tasks.training_set import PRESETS, ROWS, registered
 from ptxflow.eval.bench.markdown import quoted
-from ptxflow.eval.sample.draws import ANY, of_wide
+from ptxflow.eval.sample.draws import ANY, WIDE, of_wide
 from ptxflow.eval.study import any_shape
 from ptxflow.gfn import hints
 from ptxflow.gfn.inference import at_temperature, load_policy
@@ -172,12 +172,14 @@ def test_a_part_around_a_strategy_holds_it_and_is_as_large_as_may_be() -> None:
     assert all(len(wider) > 500 or len(wider) == len(part) for wider in grown)
 
 
-def test_the_page_quotes_what_was_judged() -> None:
-    root = Path(any_shape.__file__).resolve().parents[2]
-    rows = [r for _, r in read_lines(root / "eval" / "results" / "any-shape.jsonl.xz")]
+@pytest.mark.parametrize("policy", [ANY, WIDE], ids=lambda path: path.stem)
+def test_the_page_quotes_what_was_judged(policy: Path) -> None:
+    root, name = Path(any_shape.__file__).resolve().parents[2], f"{policy.stem}-shape"
+    rows = [r for _, r in read_lines(root / "eval" / "results" / f"{name}.jsonl.xz")]
     page = (root / "gfn" / "README.md").read_text(encoding="utf-8")
-    assert quoted(page)["any-shape"] == any_shape.table(rows)
-    assert {r["family"] for r in rows} == {f.name for f in load_policy(ANY).network.config.families}
+    assert quoted(page)[name] == any_shape.table(rows)
+    known = load_policy(policy).network.config.families
+    assert {r["family"] for r in rows} == {f.name for f in known}
 
 
 def test_options_of_any_device_are_refused_where_they_mean_nothing() -> None:
