@@ -364,7 +364,7 @@ def test_what_is_compiled_for_a_workload_stays(monkeypatch: pytest.MonkeyPatch) 
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", partial(COMPILE, backend=backend))
-    calls = []
+    calls: list[Callable[[], Any]] = []
     for n in range(1, 12):
         found = small("rmsnorm_h128", batch_size=n)
         calls.append(found.calls(every=True)["torch.compile"])
