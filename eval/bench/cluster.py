@@ -11,9 +11,12 @@ Who can reach the scheduler runs code on its workers: Dask names functions by pi
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
+import shlex
+import subprocess
 import sys
 import tempfile
 import threading
@@ -454,10 +457,37 @@ def of_this_machine(count: str, gpus: Sequence[str], jobs: int | None) -> Any:
 
 
 def local(gpus: Sequence[Mapping[str, str]], compilers: int) -> Any:
-    """A Dask cluster here: a worker for each of `gpus` (its environment) and `compilers` more, each
-    a process that a nanny restarts. To be closed."""
+    """A Dask cluster here: a scheduler, a worker for each of `gpus` (its environment) and
+    `compilers` more, each a process, the workers' restarted by nannies. To be closed."""
     from dask import config
-    from distributed import Client, Nanny, Scheduler, SpecCluster
+    from distributed import Client, Nanny, SpecCluster
+    from distributed.deploy.spec import ProcessInterface
+
+    class Scheduler(ProcessInterface):
+        """Dask's own, apart: in this process it would wait for whatever else this does."""
+
+        async def start(self) -> None:
+            command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--no-dashboard"]
+            inherited = {"DASK_INTERNAL_INHERIT_CONFIG": config.serialize(config.global_config)}
+            with tempfile.TemporaryDirectory(prefix="ptxflow-") as folder:
+                told = Path(folder, "scheduler.json")
+                more = ["--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(told)]
+                self.process = subprocess.Popen(
+                    [*command, *more], env=os.environ | inherited, stderr=subprocess.DEVNULL
+                )
+                end = time.monotonic() + ANSWER
+                while not self.address:
+                    if self.process.poll() is not None or time.monotonic() > end:
+                        raise BadInput(f"Dask's scheduler did not start: {shlex.join(command)}")
+                    await asyncio.sleep(0.1)
+                    with suppress(OSError, ValueError):  # not there yet, or half written
+                        self.address = json.loads(told.read_text())["address"]
+            await super().start()
+
+        async def close(self) -> None:
+            self.process.kill()
+            self.process.wait()
+            await super().close()
 
     def worker(resources: Mapping[str, int], environment: Mapping[str, str]) -> Json:
         options = {"nthreads": 1, "resources": resources, "env": dict(environment)}
@@ -468,8 +498,7 @@ def local(gpus: Sequence[Mapping[str, str]], compilers: int) -> Any:
     config.set({"distributed.worker.multiprocessing-method": "forkserver"} | QUIET)
     workers = {f"gpu-{i}": worker(GPU, env) for i, env in enumerate(gpus)}
     workers |= {f"compiler-{i}": worker(COMPILE, {}) for i in range(compilers)}
-    scheduler = {"cls": Scheduler, "options": {"dashboard_address": None}}
-    made = SpecCluster(workers=workers, scheduler=scheduler, silence_logs=50)
+    made = SpecCluster(workers=workers, scheduler={"cls": Scheduler}, silence_logs=50)
     with Client(made, set_as_default=False) as client:
         client.wait_for_workers(len(workers), timeout=ANSWER)
     return made

@@ -78,13 +78,14 @@ serve(measure, {"name": "simulated", "driver": "none", "capability": [9, 0]})
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a run: seconds from the first kernel to the last, those of this process's CPU
-    and of Dask's thread in it, Dask workers killed."""
+    """What came of a run: seconds from the first kernel to the last, those of CPU of this process,
+    of Dask's thread in it (client and nannies) and of the scheduler, Dask workers killed."""
 
     records: tuple[Record, ...]
     seconds: float
     cpu: float = 0.0
     dask: float = 0.0
+    scheduler: float = 0.0
     kills: int = 0
 
     @property
@@ -223,8 +224,16 @@ def measure(
         return Run(tuple(records.records), seconds, cpu, dask)
 
 
+def _scheduler(host: Any) -> float:
+    """CPU seconds of a cluster's scheduler."""
+    import psutil  # Dask's own need
+
+    used = psutil.Process(host.scheduler.process.pid).cpu_times()
+    return float(used.user + used.system)
+
+
 def _dask() -> float:
-    """CPU seconds of the thread that scheduler, client and nannies share."""
+    """CPU seconds of the thread that client and nannies share."""
     loops = [t.ident for t in threading.enumerate() if t.name == "IO loop" and t.ident]
     return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in loops)
 
@@ -252,7 +261,9 @@ def on_cluster(
         span = sum(len(w.candidates) for w in workloads) * args.seconds / args.workers
         killer = threading.Thread(target=_kill, args=(host, span, args, ended, killed))
         killer.start()
+        began = _scheduler(host)
         run = measure(workloads, workers, compiler, out, args.timeout)
+        run = replace(run, scheduler=_scheduler(host) - began)
         ended.set()
         killer.join()
         compiler.close()
@@ -304,8 +315,8 @@ def table_of(fleet: Run, one: Run, table: dict[str, Json], args: argparse.Namesp
         ("efficiency", f"{ideal / fleet.seconds:.3f}"),
         (
             "CPU a kernel",
-            "{:.1f} ms here, {:.1f} of them scheduler, client and nannies".format(
-                *(1e3 * seconds / len(table) for seconds in (fleet.cpu, fleet.dask))
+            "{:.2f} ms of the scheduler, {:.2f} here, {:.2f} of them client and nannies".format(
+                *(1e3 * s / len(table) for s in (fleet.scheduler, fleet.cpu, fleet.dask))
             ),
         ),
     ]
