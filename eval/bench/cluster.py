@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -493,6 +494,7 @@ def local(gpus: Sequence[Mapping[str, str]], compilers: int) -> Any:
         options = {"nthreads": 1, "resources": resources, "env": dict(environment)}
         return {"cls": Nanny, "options": options | {"silence_logs": 50}}
 
+    logging.getLogger("distributed.nanny").setLevel(logging.CRITICAL)
     context = get_context("forkserver")  # a process that is restarted has its imports
     context.set_forkserver_preload(["distributed", __name__])
     config.set({"distributed.worker.multiprocessing-method": "forkserver"} | QUIET)
