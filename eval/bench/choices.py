@@ -74,6 +74,34 @@ def choices(
     return rows
 
 
+def averaged(
+    ranks: Sequence[Iterable[Measurement]], defaults: Defaults = NONE
+) -> tuple[list[dict[str, Any]], str]:
+    """One choice for all ranks, a campaign each: by the mean of the logarithms of their times, in
+    the surest rounds that all have of a kernel. As `choices`, and how far behind it leaves each."""
+    held, rows, behind, own = [by_workload(rank) for rank in ranks], [], list[float](), 0
+    for place in (p for p in held[0] if all(p in rank for rank in held)):
+        times = [_times(rank[place]) for rank in held]
+        found = [[t[name] for t in times] for name in times[0]]
+        common = ({k for k in all_[0] if all(k in t for t in all_)} for all_ in found)
+        known, keys = next(((t, k) for t, k in zip(found, common, strict=True) if k), ([], set()))
+        if not keys:
+            continue
+        mean = {key: fmean(log(t[key]) for t in known) for key in sorted(keys, key=repr)}
+        best, default = min(mean, key=mean.__getitem__), defaults.get(place[:2])
+        if default in mean and mean[default] <= mean[best] + EQUAL:
+            best = default
+        behind += [log(t[best] / min(t[key] for key in keys)) for t in known]
+        own += sum(t[best] == min(t[key] for key in keys) for t in known)
+        rows.append({"definition": place[0], "axes": dict(place[1]),
+                     "family": held[0][place][0].family, "choices": dict(best)})  # fmt: skip
+    said = (
+        f"{len(rows)} workloads, one choice each for {len(ranks)} ranks: {own} of {len(behind)} "
+        f"times a rank's own, behind it by {100 * expm1(max(behind, default=0.0)):.2f}% at most"
+    )
+    return rows, said
+
+
 def _named(place: Any) -> str:
     name, axes, _ = place
     return " ".join([name, *(f"{axis}={value}" for axis, value in axes)])

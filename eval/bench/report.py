@@ -27,7 +27,7 @@ from ptxflow.env.measurements import COPY, REFINE, SCREEN, load_measurements
 from ptxflow.env.tasks.arguments import read_strategies
 from ptxflow.env.tasks.workload import degenerate
 from ptxflow.eval.bench.baselines import is_eager_reference
-from ptxflow.eval.bench.choices import agreement_table, choices, untuned_table
+from ptxflow.eval.bench.choices import agreement_table, averaged, choices, untuned_table
 from ptxflow.eval.bench.disagreement import Outputs, merge, named
 from ptxflow.eval.bench.records import (
     Record,
@@ -364,13 +364,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = "only the best ratios, a column for each axis value"
     add("--matrix", action="store_true", help=about)
     add("--rates", action="store_true", help="only kernels a second, a campaign a file")
+    about = "only one choice for all ranks, a campaign each, by the mean of their times"
+    add("--ranks", action="store_true", help=about)
     about = "compare two campaigns' choices"
     add("--agree", nargs=2, type=Path, metavar=("A", "B"), help=about)
-    about = "of --agree: write what both chose there, for a joint measurement"
+    about = "of --agree or --ranks: write what was chosen there, as campaign --strategies takes it"
     add("--choices", type=Path, metavar="FILE.json", help=about)
     about = "of --agree: the records that say how far apart the choices are (default: A and B)"
     add("--joint", nargs="+", type=Path, metavar="FILE", help=about)
-    about = "of --agree: the strategies that were tuned; the first of each workload is its default"
+    about = "the strategies that were tuned; the first of each workload is its default"
     add("--untuned", type=Path, metavar="FILE.json", help=about)
     args = parser.parse_args(argv)
     if not args.files and not args.agree:
@@ -378,6 +380,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     defaults = defaults_of(args.untuned)
     if args.rates:
         print(rates(args.files))
+    elif args.ranks:
+        rows, said = averaged([load_measurements([path]) for path in args.files], defaults)
+        if args.choices:
+            write_whole(args.choices, json.dumps(rows) + "\n")
+        print(said)
     elif args.files:
         print(summary([r for path in args.files for r in require_records(path)], args.matrix))
     if args.agree:

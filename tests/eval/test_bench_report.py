@@ -12,7 +12,7 @@ import pytest
 from ptxflow.env.measurements import REFINE, SCREEN, Measurement, load_measurements
 from ptxflow.env.tasks.definition import names
 from ptxflow.env.tasks.workload import workloads
-from ptxflow.eval.bench.choices import agreement_table, choices, delivered, untuned_table
+from ptxflow.eval.bench.choices import agreement_table, averaged, choices, delivered, untuned_table
 from ptxflow.eval.bench.disagreement import describe, merge
 from ptxflow.eval.bench.records import (
     Record,
@@ -243,6 +243,24 @@ def test_tuned_beside_untuned() -> None:
     assert "0 of 1 tuned" in lost and "1 slower by more than 0.5%, the slowest by 1.96%" in lost
     assert "1 of 1" in untuned_table([tuning], [joint], {place: p})  # it is the default itself
     assert "0 of 0" in untuned_table([tuning], [joint], {})
+
+
+def test_ranks_choose_alike_by_the_mean_of_their_times() -> None:
+    one = [measured("p", 5.0, REFINE), measured("q", 5.1, REFINE), measured("x", 1.0, SCREEN)]
+    two = [measured("p", 5.4, REFINE), measured("q", 5.2, REFINE), measured("r", 4.0, REFINE)]
+    p, q = one[0].key, one[1].key
+    assert delivered(one) == p and delivered(two) == two[2].key  # each alone would take another
+    for ranks in ([one, two], [two, one]):
+        rows, said = averaged(ranks)
+        assert [row["choices"] for row in rows] == [{"a": "q"}]
+        assert "1 workloads, one choice each for 2 ranks: 1 of 2 times a rank's own" in said
+        assert said.endswith("behind it by 2.00% at most")
+    assert [row["choices"] for row in averaged([one, one])[0]] == [{"a": "p"}]
+    close = [[replace(m, latency_us=5.0 if m.key == p else 5.003) for m in one[:2]]] * 2
+    assert averaged(close, {("d", (("M", 1),)): q})[0][0]["choices"] == {"a": "q"}  # the default
+    final = [[replace(m, final_us=us) for m, us in zip(one, (5.2, 5.1), strict=False)], one]
+    assert averaged(final)[0][0]["choices"] == {"a": "p"}  # not all have it: by the refined
+    assert averaged([one, []])[0] == []
 
 
 def test_kernels_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
