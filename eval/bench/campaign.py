@@ -221,7 +221,8 @@ def machines(
     compiler: Compiler
     with ExitStack() as held:
         if address := os.environ.get(CLUSTER):
-            from ptxflow.eval.bench.cluster import Cluster, of_this_machine
+            from ptxflow.eval.bench.cluster import Cluster
+            from ptxflow.eval.bench.local_cluster import of_this_machine
 
             if address.startswith(LOCAL):
                 host = of_this_machine(address.removeprefix(LOCAL), _tokens(), jobs)

@@ -45,6 +45,7 @@ from ptxflow.env.tasks.arguments import UsageError, find_problem, natural_int, p
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench import campaign, cluster
 from ptxflow.eval.bench.candidates import Candidate, Origin, Settings, Workload
+from ptxflow.eval.bench.local_cluster import local
 from ptxflow.eval.bench.records import Record, RecordFile, read_records
 from ptxflow.eval.bench.schedule import Compiler, Outcome
 from ptxflow.eval.bench.worker import Worker, WorkerError
@@ -260,7 +261,7 @@ def on_cluster(
     killer: Callable[..., None] | None = None,
 ) -> Run:  # fmt: skip
     """On `--workers` Dask workers of this machine, of which some are killed."""
-    host = cluster.local([{}] * args.workers, COMPILERS)
+    host = local([{}] * args.workers, COMPILERS)
     connection, ended, killed = None, threading.Event(), list[int]()
     try:
         work = functools.partial(simulated_text, table)

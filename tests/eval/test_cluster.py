@@ -19,7 +19,7 @@ from ptxflow.compiler.backend import cache
 from ptxflow.compiler.backend.ptxas import PtxasError
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.errors import CompileError, HazardError
-from ptxflow.eval.bench import campaign, cluster, faults
+from ptxflow.eval.bench import campaign, cluster, faults, local_cluster
 from ptxflow.eval.bench.cluster import Cluster
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.worker import Lost, Worker, WorkerError
@@ -281,14 +281,16 @@ def planned(count: int) -> tuple[Any, dict[str, float]]:
 
 def test_a_cluster_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    monkeypatch.setattr(cluster, "local", lambda gpus, compilers: made.append((gpus, compilers)))
-    cluster.of_this_machine("2", ["3", "GPU-a", "5"], 7)
-    cluster.of_this_machine("1", ["0"], None)
+    monkeypatch.setattr(
+        local_cluster, "local", lambda gpus, compilers: made.append((gpus, compilers))
+    )
+    local_cluster.of_this_machine("2", ["3", "GPU-a", "5"], 7)
+    local_cluster.of_this_machine("1", ["0"], None)
     devices = [[gpu["CUDA_VISIBLE_DEVICES"] for gpu in gpus] for gpus, _ in made]
     assert devices == [["3", "GPU-a"], ["0"]] and made[0][1] == 7 and made[1][1] >= 1
     for count in ("", "0", "2", "-1", "x"):
         with pytest.raises(BadInput, match="from 1 to 1, the visible GPUs"):
-            cluster.of_this_machine(count, ["0"], None)
+            local_cluster.of_this_machine(count, ["0"], None)
 
 
 def test_a_share_is_planted_and_stays() -> None:
