@@ -234,6 +234,25 @@ def test_the_gpu_is_kept_busy_between_jobs_of_a_problem(
     assert session.idle()
 
 
+def test_problems_are_kept_until_their_place_is_needed(
+    session: measure.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions of tuning take turns; inputs and references of gigabytes are drawn once."""
+
+    def bench(rows: int, seed: int = 1) -> measure.Bench:
+        asked = {"definition": DEFINITION.to_json(), "axes": {"M": rows}, "seeds": [seed]}
+        return session._bench(asked)[1]
+
+    first, second = bench(5), bench(6)
+    assert first is not second and second.tensors["A"].shape == (6, 2048)
+    assert bench(5) is first and bench(6) is second and bench(5, seed=2) is not first
+    bench(5)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: measure.KEPT_BYTES + 1)
+    assert bench(5) is first  # it needs no room
+    bench(7)
+    assert bench(5) is not first and len(session._problems) == 1
+
+
 def test_a_race_that_shows_late_is_wrong(session: measure.Session, tmp_path: Path) -> None:
     calls = 0
 
