@@ -41,9 +41,12 @@ def of_this_machine(count: str, gpus: Sequence[str], jobs: int | None) -> Any:
 def local(gpus: Sequence[Mapping[str, str]], compilers: int) -> Any:
     """A Dask cluster here: a scheduler, a worker for each of `gpus` (its environment) and
     `compilers` more, each a process, the workers' restarted by nannies. To be closed."""
-    from dask import config
-    from distributed import Client, Nanny, SpecCluster
-    from distributed.deploy.spec import ProcessInterface
+    try:
+        from dask import config
+        from distributed import Client, Nanny, SpecCluster
+        from distributed.deploy.spec import ProcessInterface
+    except ImportError:
+        raise BadInput("--cluster needs Dask: pip install 'ptxflow[cluster]'") from None
 
     class Scheduler(ProcessInterface):
         """Dask's own, apart: in this process it would wait for whatever else this does."""
