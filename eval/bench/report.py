@@ -355,9 +355,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="ptxflow report",
         description=__doc__,
         epilog="examples: ptxflow report eval/measurements/h100-deepseek.jsonl.xz\n"
-        "ptxflow report --agree runs/first.jsonl runs/second.jsonl --choices both.json\n"
-        "ptxflow campaign --strategies both.json --refine 2 --out runs/joint.jsonl\n"
-        "ptxflow report --agree runs/first.jsonl runs/second.jsonl --joint runs/joint.jsonl",
+        "whether two tunings choose alike, and do not lose to what is not tuned:\n"
+        "  ptxflow policy-draws --from both -k 10 --out drawn.json\n"
+        "  ptxflow campaign --strategies drawn.json --ties 3 --out runs/a.jsonl    # once a GPU\n"
+        "  ptxflow report --agree runs/a.jsonl runs/b.jsonl --untuned drawn.json --choices c.json\n"
+        "  ptxflow campaign --strategies c.json --ties 4 --out runs/joint.jsonl\n"
+        "  ptxflow report --agree runs/a.jsonl runs/b.jsonl --untuned drawn.json \\\n"
+        "      --joint runs/joint.jsonl\n"
+        "one choice for all ranks:\n"
+        "  ptxflow report --ranks runs/a.jsonl runs/b.jsonl --choices one.json",
     )
     add = parser.add_argument
     add("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
