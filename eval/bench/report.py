@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import fmean, geometric_mean, median
 from typing import Any
 
 from ptxflow.command import Parser, align, reports
@@ -324,19 +324,32 @@ def summary(records: Sequence[Record], table: bool = False) -> str:
 
 def rates(files: Sequence[Path]) -> str:
     """Kernels a second of each campaign, from its first record to its last, and over the first
-    campaign's."""
-    rows, first = [("records", "GPUs", "kernels", "seconds", "kernels a second", "over")], 0.0
+    campaign's; the same of the last half of the first campaign's workloads, when compilers are
+    ahead: from when a GPU came to these, in the mean of the GPUs."""
+    head = "records", "GPUs", "kernels", "seconds", "kernels a second", "over", "last half", "over"
+    rows, first, late = [head], list[float](), set[Place]()
     for path in files:
-        records = require_records(path)
-        times = [datetime.fromisoformat(r.time).timestamp() for r in records if r.time]
-        seconds = max(times) - min(times) if times else 0.0
-        kernels = sum(r.timing_pass == SCREEN for r in records)
-        rate = kernels / seconds if seconds else 0.0
-        first = first or rate
-        gpus = {r.gpu.get("uuid", "") for r in records if r.gpu}
-        told = f"{seconds:.1f}", f"{rate:.2f}", f"{rate / first:.3f}" if first else "-"
-        rows.append((path.name, str(len(gpus)), str(kernels), *told))
+        records = [r for r in require_records(path) if r.gpu and r.time]
+        when = [datetime.fromisoformat(r.time).timestamp() for r in records]
+        places = list(dict.fromkeys(_place(r) for r in records))
+        late = late or set(places[len(places) // 2 :])
+        began = {r.gpu.get("uuid", ""): t for r, t in zip(records, when, strict=True)
+                 if _place(r) not in late}  # fmt: skip
+        kernels = [r for r in records if r.timing_pass == SCREEN]
+        spans = max(when) - min(when), max(when) - fmean(began.values() or when)
+        counts = len(kernels), sum(_place(r) in late for r in kernels)
+        found = [n / s if s > 0 else 0.0 for n, s in zip(counts, spans, strict=True)]
+        first = first or found
+        told = [(f"{rate:.2f}", f"{rate / one:.3f}" if one else "-")
+                for rate, one in zip(found, first, strict=True)]  # fmt: skip
+        gpus = {r.gpu.get("uuid", "") for r in records}
+        rows.append((path.name, f"{len(gpus)}", f"{counts[0]}", f"{spans[0]:.1f}",
+                     *told[0], *told[1]))  # fmt: skip
     return align(rows)
+
+
+def _place(r: Record) -> Place:
+    return r.definition, tuple(sorted(r.axes.items()))
 
 
 def defaults_of(strategies: Path | None) -> dict[Place, Any]:

@@ -264,19 +264,19 @@ def test_ranks_choose_alike_by_the_mean_of_their_times() -> None:
 
 
 def test_kernels_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, gpus, seconds in (("one", ["a"], (0.0, 1.0, 2.0)), ("two", ["a", "b"], (0.0, 1.0))):
+    """Of four workloads; the second GPU waits for its first kernel."""
+    runs = {"one": [("a", m, float(m)) for m in range(4)],
+            "two": [("a", 0, 0.0), ("b", 1, 1.5), ("a", 2, 1.0), ("b", 3, 2.0)]}  # fmt: skip
+    for name, rows in runs.items():
         with RecordFile(tmp_path / name) as file:
-            for i, at in enumerate(seconds):
-                when = f"2026-11-21T10:00:0{at}+00:00"
-                gpu = {"uuid": gpus[i % len(gpus)]}
-                file.append(replace(gemm_record(f"{i}", 5.0), gpu=gpu, time=when))
+            for gpu, m, at in rows:
+                r = gemm_record("k", 5.0, m + 1, gpu={"uuid": gpu})
+                file.append(replace(r, time=f"2026-11-21T10:00:0{at:.3f}+00:00"))
             file.append(replace(file.records[-1], timing_pass=REFINE))
     assert main(["--rates", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
-    assert rows == [
-        ["one", "1", "3", "2.0", "1.50", "1.000"],
-        ["two", "2", "2", "1.0", "2.00", "1.333"],
-    ]
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert table == [["one", "1", "4", "3.0", "1.33", "1.000", "1.00", "1.000"],
+                     ["two", "2", "4", "2.0", "2.00", "1.500", "1.60", "1.600"]]  # fmt: skip
 
 
 def test_agree_names_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]):
