@@ -231,6 +231,19 @@ def test_what_is_delivered() -> None:
     assert delivered([replace(refined[0], status="wrong"), refined[2]], p) == r
 
 
+def test_the_mean_of_runs_decides() -> None:
+    def run(name: str, **us: float) -> list[Measurement]:
+        return [replace(measured(k, t, REFINE), run=name, final_us=t) for k, t in us.items()]
+
+    one, two = run("1", p=5.0, q=5.01, r=5.02), run("2", p=5.1, q=5.0)  # r was not near there
+    p, q = one[0].key, one[1].key
+    assert delivered(one) == p and delivered(two) == delivered([*one, *two]) == q
+    screened = [replace(m, run="0", timing_pass=SCREEN, final_us=None) for m in one]
+    assert delivered([*screened, *one, *two]) == q  # a run that was cut short says nothing
+    text = agreement_table(one, two, [[*one, *two]])
+    assert "+0.89%" in text  # the mean of -0.2% and +2.0%, of p over q
+
+
 def test_tuned_beside_untuned() -> None:
     tuning = [measured("p", 5.0, REFINE), measured("q", 5.2, REFINE), measured("r", 5.3, REFINE)]
     p, q, r = (m.key for m in tuning)
