@@ -27,8 +27,8 @@ from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.records import require_records
 from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.sample.selection import choose
+from ptxflow.eval.sample.wide import measured, worth_of_rewards
 from ptxflow.eval.study.training_plots import KINDS
-from ptxflow.eval.study.wide import measured, worth_of_rewards
 from ptxflow.gfn.checkpoint import read
 from ptxflow.gfn.inference import draw_distinct, load_policy, log_probs
 

@@ -1,4 +1,4 @@
-"""What a wide space is worth: `python -m ptxflow.eval.study.wide RECORDS...`.
+"""What a wide space is worth: `python -m ptxflow.eval.sample.wide RECORDS...`.
 
 By workload the fastest strategy that was measured, beside the fastest of the listed space, timed in
 the same rounds; by decision what is lost without it; and the fastest of the 8 that rewards rank
@@ -167,7 +167,7 @@ def decisions_table(found: Sequence[Measured]) -> str:
 @reports("wide")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file cannot be used."""
-    parser = Parser(prog="python -m ptxflow.eval.study.wide", description=__doc__)
+    parser = Parser(prog="python -m ptxflow.eval.sample.wide", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="records")
     found = measured(r for path in parser.parse_args(argv).files for r in require_records(path))
     gains = [m.gain for m in found]
