@@ -56,6 +56,7 @@ COMMANDS = {
         "knowledge": ("eval.tune.knowledge", "what tuning sessions learned of moves"),
     },
     "fit": {
+        "new-device": ("eval.study.new_device", "measure a device that nobody measured, and fit"),
         "fit-surrogate": ("eval.study.surrogate", "a surrogate, to measurements"),
         "ranking": ("eval.study.ranking", "how well model and surrogate rank what was measured"),
         "calibrate": ("eval.study.calibration", "the model's constants, to measurements"),
