@@ -81,7 +81,8 @@ def measure(args: argparse.Namespace, device: Device) -> int:
     files = args.out / "workloads.json", args.out / "strategies.json"
     for path, rows in zip(files, plan(args, device), strict=True):
         path.write_text(json.dumps(rows))
-    limit = ["--time-limit", str(args.time_limit)] if args.time_limit else []
+    limit = ["--refine", str(args.refine)]
+    limit += ["--time-limit", str(args.time_limit)] if args.time_limit else []
     asked = ["--device", device.name, "--workloads", str(files[0]), "--strategies", str(files[1])]
     return campaign.main([*asked, "--out", str(args.out / "records.jsonl"), *limit])
 
@@ -134,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--definition", nargs="+", metavar="NAME|PATH", help="default: all with kernels")
     add("--workloads", type=positive_int, default=4, help="of each definition (default: 4)")
     add("--samples", type=positive_int, default=32, help="strategies of each (default: 32)")
+    add("--refine", type=natural_int, default=8, help="the best of each, timed again (default: 8)")
     add("--time-limit", type=float, metavar="SECONDS", help="of measuring")
     add("--records", type=Path, nargs="+", metavar="FILE", help="fit to these alone, without a GPU")
     add("--hidden", action="store_true", help="as if nobody had measured the device: a test")
