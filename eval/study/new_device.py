@@ -89,7 +89,7 @@ def measure(args: argparse.Namespace, device: Device) -> int:
 
 def refit(args: argparse.Namespace, device: Device, files: Sequence[Path]) -> str:
     """Surrogates of all families that the files hold; the table of how they rank."""
-    rows = [HEADS]
+    rows: list[tuple[str, ...]] = [HEADS]
     for name, observed in by_family(read_observed(files, device)[0], None).items():
         sound = successes(observed, args.least)
         given = argparse.Namespace(
