@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import HealthCheck, settings
 
+#: trees of statements live long: looking for garbage among them took a tenth of the suite's time
+gc.set_threshold(50_000, 50, 50)
 settings.register_profile(
     "ptxflow",
     derandomize=True,
