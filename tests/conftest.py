@@ -7,8 +7,9 @@ import gc
 import pytest
 from hypothesis import HealthCheck, settings
 
-#: trees of statements live long: looking for garbage among them took a tenth of the suite's time
-gc.set_threshold(50_000, 50, 50)
+from ptxflow.compiler.processes import SELDOM
+
+gc.set_threshold(*SELDOM)
 settings.register_profile(
     "ptxflow",
     derandomize=True,
