@@ -80,9 +80,13 @@ def test_a_cost_is_the_difference_of_two_lengths() -> None:
 
 
 class Scripted(Cuda):
-    """A GPU of four SMs whose clock counts the kernels that were launched; one probe faults."""
+    """A GPU of four SMs whose clock counts the kernels that were launched; clusters fault, and
+    probes of cold caches err."""
 
     kernels = 0
+
+    def cuMemsetD8_v2(self, *given: Any) -> int:
+        raise ZeroDivisionError("nobody foresaw it")
 
     def cuMemAlloc_v2(self, address: Any, size: Any) -> int:
         address._obj.value = 256
@@ -108,18 +112,23 @@ def test_a_fault_costs_its_row_alone(
 ) -> None:
     driver = runtime.Driver
     monkeypatch.setattr(runtime, "Driver", lambda: driver(Scripted()))
-    names = ("fma_f32", "cluster_arrive, cluster_wait of 2", "sub_f32", "copy")
+    names = ("fma_f32", "cluster_arrive, cluster_wait of 2", "ld_global 4 B, memory", "sub_f32",
+             "copy")  # fmt: skip
     some = {n: probes.probes()[n] for n in names}
+    some["left behind"] = probes.Probe("left behind", (probes.Step("fma_f32", ("x*1",)),))
     monkeypatch.setattr(probes, "probes", lambda: some)
     out = tmp_path / "record.json"
     assert microbench.main(["--out", str(out), "--jobs", "2"]) == 0
     record = json.loads(out.read_text())
     rows = record["probes"]
-    assert record["gpu"]["sms"] == 4 and list(rows) == list(names)
+    assert record["gpu"]["sms"] == 4 and list(rows) == ["left behind", *names]
+    assert rows[names[2]]["refused"] == "ZeroDivisionError: nobody foresaw it"
+    assert rows["left behind"]["refused"].startswith("no kernel: ValueError: zip")
     assert rows["sub_f32"]["latency"] == [7] * 5 and rows["fma_f32"]["sass"] == 1
     assert "cuLaunchKernelEx" in rows[names[1]]["refused"]
     assert rows["copy"]["refused"] == microbench.REMOVED
-    assert "no probe: ld_global" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no probe: ld_global" in said and "not timed: left behind: no kernel" in said
     rows["sub_f32"]["latency"][0] = 7.5
     other = tmp_path / "other.json"
     other.write_text(microbench.as_text(record))
