@@ -30,7 +30,7 @@ test:
 
 # once, while pip leaves a core idle, rather than by each process of the tests
 bytecode:
-	@$(PYTHON) -m compileall -q compiler env gfn eval
+	@$(PYTHON) -m compileall compiler env gfn eval > /dev/null
 
 # at once: mypy has one process, and leaves the other core idle
 types: $(VENV)/.installed-test
