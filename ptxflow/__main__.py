@@ -39,7 +39,6 @@ COMMANDS = {
     },
     "measure, on a GPU": {
         "campaign": ("eval.bench.campaign", "check and time strategies beside libraries"),
-        "baselines": ("eval.bench.baselines.__main__", "time libraries alone"),
         "policy-draws": ("eval.sample.draws", "what a policy would try, for a campaign"),
         "harness": ("eval.sample.harness", "flashinfer-bench on Solutions and libraries"),
         "faults": ("eval.bench.faults", "a campaign on a simulated cluster while things go wrong"),
