@@ -138,15 +138,20 @@ def test_a_fault_costs_its_row_alone(
 
 
 def test_committed_records_agree_and_are_possible(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(RECORDS) == 2 and microbench.main(["--compare", *map(str, RECORDS)]) == 0
-    known = {a.name for a in all_atoms()}
+    """Of GPUs of one kind latencies are within 5%; each kind was timed on two."""
+    first, known = dict[str, Path](), {a.name for a in all_atoms()}
     for path in RECORDS:
         record = json.loads(path.read_text())
+        gpu = record["gpu"]["name"]
+        if gpu in first:
+            assert microbench.main(["--compare", str(first[gpu]), str(path)]) == 0
+        first.setdefault(gpu, path)
         assert path.read_text() == microbench.as_text(record)
         for probe in record["probes"].values():
             assert known >= {*probe["rows"]}
             for rate, *_ in probe.get("throughput", {}).values():
                 assert rate * (probe["sass"] or 0) <= microbench.MOST_ISSUED
+    assert len(RECORDS) == 2 * len(first) > 0
 
 
 def test_facts_are_read_off_rows() -> None:
@@ -160,5 +165,5 @@ def test_facts_are_read_off_rows() -> None:
     )
     for row in all_atoms():
         assert conditions(row)["after"] or not row.accesses
-    assert timings(atom("fma_f32"))["NVIDIA H200 0"]["fma_f32"]["latency"][0] == 4
+    assert {f["fma_f32"]["latency"][0] for f in timings(atom("fma_f32")).values()} == {4}
     assert not timings(atom("tcgen05_mma"))
