@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection, wait
@@ -67,3 +69,19 @@ def begin(watched: Connection, niceness: int = 0) -> None:
 def _end_with(watched: Connection) -> None:
     wait([watched])  # nothing is ever sent
     os._exit(1)
+
+
+def memory_of(processes: int) -> int:
+    """Bytes of this machine's memory for each of so many processes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // processes
+
+
+@contextmanager
+def within(memory: int) -> Iterator[None]:
+    """What takes more than so many bytes ends in MemoryError, not in the system's end of all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

@@ -29,7 +29,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ptxflow.command import CLUSTER, BadInput, Parser, add_cluster, reports
+from ptxflow.command import CLUSTER, LOCAL, BadInput, Parser, add_cluster, reports
 from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.backend.runtime import Driver, RuntimeUnavailable, gpu_info, require_gpu
 from ptxflow.compiler.device import Device
@@ -174,7 +174,8 @@ def merge(found: Sequence[Workload]) -> list[Workload]:
         before = merged.get(workload.place)
         if before is not None:
             both = {c.strategy.key: c for c in (*before.candidates, *workload.candidates)}
-            workload = replace(before, candidates=tuple(both.values()), size=None)
+            default = before.default or workload.default
+            workload = replace(before, candidates=(*both.values(),), size=None, default=default)
         merged[workload.place] = workload
     return list(merged.values())
 
@@ -193,15 +194,21 @@ def show_plan(tasks: Sequence[Task]) -> str:
 def fleet(device: Device) -> list[Worker]:
     """A worker for each visible GPU that runs the device's code; RuntimeUnavailable without one."""
     require_gpu(device)
-    driver, count = Driver(), ctypes.c_int()
-    driver("cuDeviceGetCount", ctypes.byref(count))
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    tokens = listed.split(",") if listed else [str(i) for i in range(count.value)]
+    driver = Driver()
     return [
-        Worker(environment={"CUDA_VISIBLE_DEVICES": token.strip()})
-        for i, token in enumerate(tokens[: count.value])
+        Worker(environment={"CUDA_VISIBLE_DEVICES": token})
+        for i, token in enumerate(_tokens(driver))
         if gpu_info(i, driver).runs(device)
     ]
+
+
+def _tokens(driver: Driver | None = None) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls each visible GPU; RuntimeUnavailable without a driver."""
+    count = ctypes.c_int()
+    (driver or Driver())("cuDeviceGetCount", ctypes.byref(count))
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    tokens = listed.split(",") if listed else map(str, range(count.value))
+    return [token.strip() for token in tokens][: count.value]
 
 
 @contextmanager
@@ -214,8 +221,12 @@ def machines(
     compiler: Compiler
     with ExitStack() as held:
         if address := os.environ.get(CLUSTER):
-            from ptxflow.eval.bench.cluster import Cluster
+            from ptxflow.eval.bench.cluster import Cluster, of_this_machine
 
+            if address.startswith(LOCAL):
+                host = of_this_machine(address.removeprefix(LOCAL), _tokens(), jobs)
+                held.callback(host.close)
+                address = host.scheduler_address
             cluster = Cluster(address)
             held.callback(cluster.close)
             workers, compiler = cluster.gpus(device), cluster.compiler()
@@ -284,7 +295,8 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     settings = Settings(
         seeds=tuple(range(1, args.check_seeds + 1)), rounds=args.rounds, settle=args.settle,
         timeout=args.timeout, refine=args.refine, refine_rounds=args.refine_rounds,
-        every_baseline=not args.refine,
+        ties=args.ties, libraries=not args.alone,
+        every_baseline=not (args.refine or args.alone),
     )  # fmt: skip
     with machines(device, args.jobs) as (workers, compiler), RecordFile(args.out) as records:
         recorded = [*earlier, *records.records]
@@ -417,6 +429,9 @@ def _how(parser: argparse.ArgumentParser) -> None:
     add("--refine", type=natural_int, default=32, metavar="N", help=about)
     about = "samples of each of those, or as many as take 1 s (default: 40)"
     count("--refine-rounds", default=40, help=about)
+    add("--alone", action="store_true", help="no libraries beside the best: the yardstick alone")
+    about = "for those that may be the fastest, against each other (default: 1)"
+    seconds("--ties", default=1.0, help=about)
     count("--check-seeds", default=2, help="fresh inputs per kernel (default: 2)")
     about = "of the yardstick before a workload, for the clocks (default: 0.5)"
     seconds("--settle", default=0.5, help=about)

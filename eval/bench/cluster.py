@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import sys
 import tempfile
 import threading
@@ -27,7 +28,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from ptxflow.command import BadInput
+from ptxflow.command import LOCAL, BadInput
 from ptxflow.compiler import errors
 from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.backend.ptxas import PtxasError, Usage
@@ -440,6 +441,16 @@ def _told(text: str, count: int) -> list[Json | WorkerError]:
 
 
 # A cluster of this machine -----------------------------------------------------------------------
+
+
+def of_this_machine(count: str, gpus: Sequence[str], jobs: int | None) -> Any:
+    """`local` for so many of the visible GPUs, and `jobs` compilers, else the other cores; BadInput
+    where there are not so many."""
+    if not count.isdecimal() or not 0 < int(count) <= len(gpus):
+        raise BadInput(f"--cluster {LOCAL}{count}: N is from 1 to {len(gpus)}, the visible GPUs")
+    chosen = gpus[: int(count)]
+    compilers = jobs or max(1, (os.cpu_count() or 1) - len(chosen))
+    return local([{"CUDA_VISIBLE_DEVICES": token} for token in chosen], compilers)
 
 
 def local(gpus: Sequence[Mapping[str, str]], compilers: int) -> Any:

@@ -16,15 +16,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from statistics import geometric_mean, median
+from typing import Any
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.files import write_whole
-from ptxflow.env.measurements import COPY, REFINE, load_measurements
+from ptxflow.env.measurements import COPY, REFINE, SCREEN, load_measurements
+from ptxflow.env.tasks.arguments import read_strategies
 from ptxflow.env.tasks.workload import degenerate
 from ptxflow.eval.bench.baselines import is_eager_reference
-from ptxflow.eval.bench.choices import agreement_table, choices
+from ptxflow.eval.bench.choices import agreement_table, choices, untuned_table
 from ptxflow.eval.bench.disagreement import Outputs, merge, named
 from ptxflow.eval.bench.records import (
     Record,
@@ -319,6 +322,32 @@ def summary(records: Sequence[Record], table: bool = False) -> str:
     return "\n".join([*lines, *means(records), totals(records)])
 
 
+def rates(files: Sequence[Path]) -> str:
+    """Kernels a second of each campaign, from its first record to its last, and over the first
+    campaign's."""
+    rows, first = [("records", "GPUs", "kernels", "seconds", "kernels a second", "over")], 0.0
+    for path in files:
+        records = require_records(path)
+        times = [datetime.fromisoformat(r.time).timestamp() for r in records if r.time]
+        seconds = max(times) - min(times) if times else 0.0
+        kernels = sum(r.timing_pass == SCREEN for r in records)
+        rate = kernels / seconds if seconds else 0.0
+        first = first or rate
+        gpus = {r.gpu.get("uuid", "") for r in records if r.gpu}
+        told = f"{seconds:.1f}", f"{rate:.2f}", f"{rate / first:.3f}" if first else "-"
+        rows.append((path.name, str(len(gpus)), str(kernels), *told))
+    return align(rows)
+
+
+def defaults_of(strategies: Path | None) -> dict[Place, Any]:
+    """The first strategy of each workload of a file of strategies, as `Measurement.key` has it."""
+    found: dict[Place, Any] = {}
+    for definition, axes, strategy in read_strategies(strategies) if strategies else ():
+        place = definition.name, tuple(sorted((n, axes[n]) for n in definition.var_axes))
+        found.setdefault(place, tuple(sorted(strategy.choices)))
+    return found
+
+
 @reports("report")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
@@ -334,20 +363,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
     about = "only the best ratios, a column for each axis value"
     add("--matrix", action="store_true", help=about)
+    add("--rates", action="store_true", help="only kernels a second, a campaign a file")
     about = "compare two campaigns' choices"
     add("--agree", nargs=2, type=Path, metavar=("A", "B"), help=about)
     about = "of --agree: write what both chose there, for a joint measurement"
     add("--choices", type=Path, metavar="FILE.json", help=about)
     about = "of --agree: the records that say how far apart the choices are (default: A and B)"
     add("--joint", nargs="+", type=Path, metavar="FILE", help=about)
+    about = "of --agree: the strategies that were tuned; the first of each workload is its default"
+    add("--untuned", type=Path, metavar="FILE.json", help=about)
     args = parser.parse_args(argv)
     if not args.files and not args.agree:
         parser.error("a record file is needed")
-    if args.files:
+    defaults = defaults_of(args.untuned)
+    if args.rates:
+        print(rates(args.files))
+    elif args.files:
         print(summary([r for path in args.files for r in require_records(path)], args.matrix))
     if args.agree:
         both = load_measurements(args.agree[:1]), load_measurements(args.agree[1:])
         if args.choices:
-            write_whole(args.choices, json.dumps(choices(*both)) + "\n")
-        print(agreement_table(*both, [load_measurements([p]) for p in args.joint or args.agree]))
+            write_whole(args.choices, json.dumps(choices(*both, defaults)) + "\n")
+        judges = [load_measurements([p]) for p in args.joint or args.agree]
+        print(agreement_table(*both, judges, defaults))
+        if defaults:
+            print(untuned_table(both, judges, defaults))
     return 0

@@ -9,7 +9,6 @@ have the inputs and what is right.
 from __future__ import annotations
 
 import argparse
-import resource
 import signal
 import sys
 import time
@@ -27,7 +26,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.processes import each
+from ptxflow.compiler.processes import each, memory_of, within
 from ptxflow.env.tasks.arguments import find_problem, find_space, positive_int
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.verify import results
@@ -36,7 +35,6 @@ from ptxflow.eval.verify.results import Log, Summary, kernel_digest
 from ptxflow.eval.verify.trials import Attempt, attempt
 
 MOST = 3e8, 6e7  # FLOP, and bytes of compulsory traffic, that end in minutes
-MEMORY = 48 << 30  # bytes of a process
 HEADS = ("family", "definition", "axes", "instructions", "seconds", "verdict")
 
 
@@ -76,17 +74,19 @@ def _work(problem: Problem) -> tuple[float, float]:
     return problem.flops, problem.bytes
 
 
-def row_of(device: Device, limit: int, log: Path | None, given: Job) -> Row:
+def row_of(device: Device, limit: int, log: Path | None, memory: int, given: Job) -> Row:
     """A row, as it is in the log or else emulated."""
     problem, strategy = given
     maker = family(strategy.family)
     text = write(maker.build(problem, strategy, device), device)
     name = text, repr(problem), repr(strategy), repr(limit)
-    return Row(**Log(log).get(name, lambda: asdict(emulate_row(device, limit, given, text))))
+    return Row(
+        **Log(log).get(name, lambda: asdict(emulate_row(device, limit, given, text, memory)))
+    )
 
 
-def emulate_row(device: Device, limit: int, given: Job, text: str) -> Row:
-    """Emulate a row to its end, or for `limit` seconds and in MEMORY."""
+def emulate_row(device: Device, limit: int, given: Job, text: str, memory: int) -> Row:
+    """Emulate a row to its end, or for `limit` seconds and in `memory`, in bytes."""
     problem, strategy = given
     maker, began = family(strategy.family), time.process_time()
     verdict, instructions = "right", 0
@@ -94,19 +94,19 @@ def emulate_row(device: Device, limit: int, given: Job, text: str) -> Row:
     def late(*_: object) -> None:
         raise Fault(f"not ended after {limit} s")
 
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
     signal.signal(signal.SIGPROF, late)
     try:
         signal.setitimer(signal.ITIMER_PROF, limit)
-        outcome = attempt(text, maker.launch(problem, strategy, device), Attempt(problem))
+        with within(memory):
+            outcome = attempt(text, maker.launch(problem, strategy, device), Attempt(problem))
         instructions = outcome.report.instructions
         verdict = "; ".join([outcome.error, *outcome.report.hazards]).strip("; ") or verdict
-    except (Fault, MemoryError) as error:
-        verdict = str(error) or "no memory"
+    except Fault as fault:
+        verdict = str(fault)
+    except MemoryError:
+        verdict = f"takes more than the {memory / 2**30:.1f} GiB that a process has: fewer --jobs"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     seconds = round(time.process_time() - began, 1)
     return Row(
         problem.family, problem.definition, dict(problem.axes), strategy.key,
@@ -146,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work(device: Device) -> Summary:
         jobs = chosen(args.families, device, args.seed)
-        one = partial(row_of, device, args.limit, args.log)
+        one = partial(row_of, device, args.limit, args.log, memory_of(min(args.jobs, len(jobs))))
         found = list(each(one, jobs, args.jobs, device.arch))
         return {"rows": [asdict(row) for row in found]}
 

@@ -44,7 +44,7 @@ from ptxflow.compiler.emulator.parse import parse
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.processes import each
+from ptxflow.compiler.processes import each, memory_of, within
 from ptxflow.env.tasks.arguments import positive_int
 from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, drawn
@@ -164,6 +164,14 @@ def _cubin(text: str, arch: str) -> bytes:
 Task = tuple[Job, int, int]  # mutants of a kernel: from one to another
 
 
+def judge_part(
+    device: Device, seed: int, log: Path | None, until: float, memory: int, task: Task
+) -> list[Judged]:
+    """`judge_kernel`, in so many bytes: a mutant that takes more is one that crashed."""
+    with within(memory):
+        return judge_kernel(device, seed, log, until, task)
+
+
 def judge_kernel(
     device: Device, seed: int, log: Path | None, until: float, task: Task
 ) -> list[Judged]:
@@ -177,7 +185,7 @@ def judge_kernel(
         return []
     try:
         bench, maker = bench_of(job, device, seed), family(strategy.family)
-    except ValueError as error:
+    except (ValueError, MemoryError) as error:
         return [Judged(KINDS[0], strategy.key, "crashed", str(error), family=strategy.family)]
     out = {key: j for key, j in known.items() if holds(j, bench)}
     if len(out) >= last or time.time() > until:
@@ -305,7 +313,8 @@ def run(
     minutes: float = math.inf,
 ) -> list[Judged]:  # fmt: skip
     """`count` mutants on `workers` processes; none is begun after so many minutes."""
-    work = partial(judge_kernel, device, seed, log, time.time() + 60 * minutes)
+    until, memory = time.time() + 60 * minutes, memory_of(workers)
+    work = partial(judge_part, device, seed, log, until, memory)
     found = each(work, tasks(jobs, count), workers, f"{count} mutants for {device.arch}")
     return list({j.id: j for judged in found for j in judged}.values())
 

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -86,7 +86,7 @@ class Bench:
     kernel: str = ""  # the digest of its PTX, whatever its registers are called
     kills: Counter[Attempt] = field(default_factory=Counter)
     written: dict[Attempt, Masks] = field(default_factory=dict)
-    beside: list[Known] | None = None
+    beside: Sequence[Known] | None = None
     proven: set[object] = field(default_factory=set)
     over: dict[tuple[Attempt, int], Tensors] = field(default_factory=dict)
 
@@ -149,17 +149,22 @@ class Bench:
         known = {k.attempt for k in self.known}
         return [g for g in attempts_of(self.shape, offered.sizes) if g not in known]
 
-    def others(self) -> Iterator[Known]:
+    def others(self) -> Sequence[Known]:
         """What the trials run beside the known, where nothing more is covered by it."""
         if self.beside is None:
-            self.beside, spent = [], 0
-            for given in self.left_out():
-                kernel = built(given.problem, self.job[1], self.device)
-                if spent < INSTRUCTIONS and kernel and write(kernel, self.device) == self.text:
-                    instructions = self.whole(given).report.instructions
-                    spent += instructions
-                    self.beside.append(Known(given, instructions, ""))
-        yield from self.beside
+            self.beside = _remembered(
+                cache.key("beside", self.name, repr(INSTRUCTIONS)), self.shape, self._others
+            )
+        return self.beside
+
+    def _others(self) -> Iterator[Known]:
+        spent = 0
+        for given in self.left_out():
+            kernel = built(given.problem, self.job[1], self.device)
+            if spent < INSTRUCTIONS and kernel and write(kernel, self.device) == self.text:
+                instructions = self.whole(given).report.instructions
+                spent += instructions
+                yield Known(given, instructions, digest_of(given))
 
     def launch(self, given: Attempt) -> Launch:
         return family(self.job[1].family).launch(given.problem, self.job[1], self.device)
@@ -176,15 +181,25 @@ def bench_of(job: Job, device: Device, seed: int) -> Bench:
     name = cache.key(
         "value problems", made.kernel, repr(small), repr(offered), repr(seed), repr(LIMITS)
     )
-    held = [_kept(shape, row) for row in json.loads(cache.store().get(name) or b"[]")]
-    if not held or any(k.data != digest_of(k.attempt) for k in held):
-        held = [*_covering(made, Attempt(shape, 0, small.blocks), offered.sizes)]
-        made.known = held
-        held.append(_larger(made, seed))
-        rows = [asdict(k) | {"axes": dict(k.attempt.problem.axes)} for k in held]
-        cache.store().put(name, json.dumps(rows).encode())
-    *made.known, made.larger = held
+
+    def found() -> Iterator[Known]:
+        made.known = _covering(made, Attempt(shape, 0, small.blocks), offered.sizes)
+        yield from made.known
+        yield _larger(made, seed)
+
+    *made.known, made.larger = _remembered(name, shape, found)
     return made
+
+
+def _remembered(name: str, shape: Problem, find: Callable[[], Iterable[Known]]) -> list[Known]:
+    """Problems as they are on disk, if their data are today's, or else found."""
+    held = cache.store().get(name)
+    kept = [_kept(shape, row) for row in json.loads(held or b"[]")]
+    if held is None or any(k.data != digest_of(k.attempt) for k in kept):
+        kept = list(find())
+        rows = [asdict(k) | {"axes": dict(k.attempt.problem.axes)} for k in kept]
+        cache.store().put(name, json.dumps(rows).encode())
+    return kept
 
 
 def small_kernel(job: Job, device: Device) -> tuple[Problem, UOp]:

@@ -12,9 +12,17 @@ import pytest
 from ptxflow.env.measurements import REFINE, SCREEN, Measurement, load_measurements
 from ptxflow.env.tasks.definition import names
 from ptxflow.env.tasks.workload import workloads
-from ptxflow.eval.bench.choices import agreement_table, choices
+from ptxflow.eval.bench.choices import agreement_table, choices, delivered, untuned_table
 from ptxflow.eval.bench.disagreement import describe, merge
-from ptxflow.eval.bench.records import Record, RecordError, libraries, pack, read_records, unpack
+from ptxflow.eval.bench.records import (
+    Record,
+    RecordError,
+    RecordFile,
+    libraries,
+    pack,
+    read_records,
+    unpack,
+)
 from ptxflow.eval.bench.report import (
     best_ratios,
     main,
@@ -209,6 +217,48 @@ def test_two_campaigns_that_agree_and_that_do_not():
     assert "+5.21%" in agreement_table(a, b, [short])  # by screening: not refined there
     assert "1 of 1 workloads" in (text := agreement_table(a, a, [a, b])) and "1 of them" in text
     assert "0 of 0 workloads" in agreement_table(a, b, [a[:1]])
+
+
+def test_what_is_delivered() -> None:
+    screened = [measured("p", 5.0), measured("q", 4.0)]
+    refined = [measured("p", 5.0, REFINE), measured("q", 5.004, REFINE), measured("r", 6, REFINE)]
+    p, q, r = (m.key for m in refined)
+    assert delivered(screened) == q and delivered([*screened, *refined]) == p
+    assert delivered(refined, q) == q  # of kernels as good as each other the default
+    assert delivered(refined, r) == p and delivered([]) is delivered([], p) is None
+    last = [replace(m, final_us=us) for m, us in zip(refined, (5.02, 5.0), strict=False)]
+    assert delivered([*last, refined[2]]) == delivered([*last, refined[2]], p) == q
+    assert delivered([replace(refined[0], status="wrong"), refined[2]], p) == r
+
+
+def test_tuned_beside_untuned() -> None:
+    tuning = [measured("p", 5.0, REFINE), measured("q", 5.2, REFINE), measured("r", 5.3, REFINE)]
+    p, q, r = (m.key for m in tuning)
+    place = "d", (("M", 1),)
+    joint = [measured("p", 5.1, REFINE), measured("q", 5.0, REFINE), measured("r", 5.6, REFINE)]
+    assert [row["choices"] for row in choices(tuning, [], {place: r})] == [{"a": "r"}, {"a": "p"}]
+    gained = untuned_table([tuning], [joint], {place: r})
+    assert "+9.80%" in gained and "1 of 1 tuned kernels of 1 workloads are not slower" in gained
+    lost = untuned_table([tuning], [joint], {place: q})
+    assert "0 of 1 tuned" in lost and "1 slower by more than 0.5%, the slowest by 1.96%" in lost
+    assert "1 of 1" in untuned_table([tuning], [joint], {place: p})  # it is the default itself
+    assert "0 of 0" in untuned_table([tuning], [joint], {})
+
+
+def test_kernels_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, gpus, seconds in (("one", ["a"], (0.0, 1.0, 2.0)), ("two", ["a", "b"], (0.0, 1.0))):
+        with RecordFile(tmp_path / name) as file:
+            for i, at in enumerate(seconds):
+                when = f"2026-11-21T10:00:0{at}+00:00"
+                gpu = {"uuid": gpus[i % len(gpus)]}
+                file.append(replace(gemm_record(f"{i}", 5.0), gpu=gpu, time=when))
+            file.append(replace(file.records[-1], timing_pass=REFINE))
+    assert main(["--rates", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [
+        ["one", "1", "3", "2.0", "1.50", "1.000"],
+        ["two", "2", "2", "1.0", "2.00", "1.333"],
+    ]
 
 
 def test_agree_names_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]):

@@ -277,6 +277,18 @@ def planned(count: int) -> tuple[Any, dict[str, float]]:
     return faults.plan([faults.TIMES], count)
 
 
+def test_a_cluster_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(cluster, "local", lambda gpus, compilers: made.append((gpus, compilers)))
+    cluster.of_this_machine("2", ["3", "GPU-a", "5"], 7)
+    cluster.of_this_machine("1", ["0"], None)
+    devices = [[gpu["CUDA_VISIBLE_DEVICES"] for gpu in gpus] for gpus, _ in made]
+    assert devices == [["3", "GPU-a"], ["0"]] and made[0][1] == 7 and made[1][1] >= 1
+    for count in ("", "0", "2", "-1", "x"):
+        with pytest.raises(BadInput, match="from 1 to 1, the visible GPUs"):
+            cluster.of_this_machine(count, ["0"], None)
+
+
 def test_a_share_is_planted_and_stays() -> None:
     names = [f"kernel {i}" for i in range(4000)]
     planted = [faults.fate(n, 0.04, 1) for n in names]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ptxflow.compiler.device import DEVICES
@@ -37,7 +39,7 @@ def test_a_real_row_is_one_of_the_workloads_whole(
         )
     monkeypatch.setattr(real, "MOST", (0.0, 0.0))
     log = tmp_path / "log.jsonl"
-    least = partial(row_of, H200, 60, log, chosen(["rmsnorm"], H200, 0)[0])
+    least = partial(row_of, H200, 60, log, 8 << 30, chosen(["rmsnorm"], H200, 0)[0])
     row = least()
     with log.open("a") as file:
         file.write('\n{"id": "cut o')
@@ -59,8 +61,19 @@ def test_a_row_that_does_not_end_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
             os.kill(os.getpid(), signal.SIGPROF)
 
     monkeypatch.setattr(signal, "setitimer", at_once)
-    row = emulate_row(H200, 5, job, "")
+    row = emulate_row(H200, 5, job, "", 8 << 30)
     assert row.verdict == "not ended after 5 s"
+
+
+def test_a_row_that_takes_more_memory_than_there_is_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (job,) = chosen(["gemm"], H200, 0)
+    monkeypatch.setattr(real, "attempt", lambda *_: np.ones(64 << 30, np.uint8))
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
+    row = emulate_row(H200, 5, job, "", 48 << 30)
+    assert row.verdict == "takes more than the 48.0 GiB that a process has: fewer --jobs"
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
 
 @pytest.mark.slow
