@@ -8,7 +8,7 @@ or of joint ones, in whose rounds nothing else was; beside that, how far apart t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import expm1, log
+from math import exp, expm1, log
 from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
@@ -24,30 +24,49 @@ ALIKE = 0.005  # choices that are apart by no more are as good as each other
 EQUAL = 0.001  # what a kernel must be faster than the default by to be delivered instead
 
 
-def _times(measured: Iterable[Measurement]) -> Times:
-    """Of the right kernels of one workload, the surest pass first."""
-    times: Times = {FINAL: {}, REFINE: {}, SCREEN: {}}
+def _times(measured: Iterable[Measurement]) -> list[Times]:
+    """Of the right kernels of one workload by run, in each the surest pass first."""
+    runs: dict[str, Times] = {}
     for m in measured:
         if m.status == "ok" and m.latency_us:
+            times = runs.setdefault(m.run, {FINAL: {}, REFINE: {}, SCREEN: {}})
             times[m.timing_pass][m.key] = m.latency_us / (m.baseline_us or 1.0)
             if m.final_us:
                 times[FINAL][m.key] = m.final_us
-    return times
+    return [*runs.values()]
+
+
+def _logs(runs: Sequence[Times]) -> dict[Any, float]:
+    """Mean logarithms of the times of those kernels that all runs have in the surest pass there is:
+    of two kernels that are alike each process prefers one, by where its memory happens to lie."""
+    for name in (FINAL, REFINE, SCREEN):
+        held = [times[name] for times in runs if times[name]]
+        common = set(held[0]).intersection(*held) if held else set()
+        if common:
+            return {k: fmean(log(t[k]) for t in held) for k in held[0] if k in common}
+    return {}
+
+
+def _choose(logs: Mapping[Any, float], default: Any) -> Any:
+    best = min(logs, key=logs.__getitem__, default=None)
+    return default if default in logs and logs[default] <= logs[best] + EQUAL else best
 
 
 def delivered(measured: Iterable[Measurement], default: Any = None) -> Any:
-    """The key of the fastest right kernel of a workload in the surest rounds there are; of the
-    default, which was timed in them, where none is faster beyond EQUAL. None without a kernel."""
-    known = next(filter(None, _times(measured).values()), {})
-    best = min(known, key=known.__getitem__, default=None)
-    return default if default in known and known[default] <= known[best] * (1 + EQUAL) else best
+    """The key of the fastest right kernel of a workload in the surest rounds there are, in the mean
+    of its runs; of the default, which was timed in them, where none is faster beyond EQUAL. None
+    without a kernel."""
+    return _choose(_logs(_times(measured)), default)
 
 
-def _apart(times: Times, a: Any, b: Any) -> float | None:
+def _apart(runs: Sequence[Times], a: Any, b: Any) -> float | None:
     """ln of how much longer `a` takes than `b`, both of one pass: the fastest of thousands of short
     screenings is fast by luck."""
-    held = [t for t in times.values() if a in t and b in t]
-    return log(held[0][a] / held[0][b]) if held else None
+    for name in (FINAL, REFINE, SCREEN):
+        held = [times[name] for times in runs if a in times[name] and b in times[name]]
+        if held:
+            return fmean(log(t[a] / t[b]) for t in held)
+    return None
 
 
 def _shared(
@@ -72,6 +91,29 @@ def choices(
                 rows.append({"definition": name, "axes": dict(axes), "family": groups[0][0].family,
                              "choices": dict(key)})  # fmt: skip
     return rows
+
+
+def averaged(
+    ranks: Sequence[Iterable[Measurement]], defaults: Defaults = NONE
+) -> tuple[list[dict[str, Any]], str]:
+    """One choice for all ranks, a campaign each: by the mean of the logarithms of their times, in
+    the surest rounds that all have of a kernel. As `choices`, and how far behind it leaves each."""
+    held, rows, behind = [by_workload(rank) for rank in ranks], [], list[float]()
+    for place in (p for p in held[0] if all(p in rank for rank in held)):
+        runs = [_logs(_times(rank[place])) for rank in held]
+        logs = _logs([{FINAL: {}, REFINE: {}, SCREEN: {k: exp(v) for k, v in r.items()}}
+                      for r in runs])  # fmt: skip
+        if (best := _choose(logs, defaults.get(place[:2]))) is None:
+            continue
+        behind += [r[best] - min(r[key] for key in logs) for r in runs]
+        rows.append({"definition": place[0], "axes": dict(place[1]),
+                     "family": held[0][place][0].family, "choices": dict(best)})  # fmt: skip
+    own = behind.count(0.0)
+    said = (
+        f"{len(rows)} workloads, one choice each for {len(ranks)} ranks: {own} of {len(behind)} "
+        f"times a rank's own, behind it by {100 * expm1(max(behind, default=0.0)):.2f}% at most"
+    )
+    return rows, said
 
 
 def _named(place: Any) -> str:

@@ -243,7 +243,8 @@ class Session:
         key = json.dumps([job["definition"], job["axes"], job["seeds"], job.get("workload")])
         if next(reversed(self._problems), None) != key:
             self._busy_until, self._outputs = -math.inf, None  # another load: settle anew
-            self._problems[key] = self._problems.pop(key, None) or self._prepared(job)
+            held = self._problems.pop(key) if key in self._problems else self._prepared(job)
+            self._problems[key] = held
         definition, bench, self._suite = self._problems[key]
         self._baselines = self._suite.calls(job.get("every_baseline", True), job.get("without", ()))
         torch.cuda.synchronize()
