@@ -94,12 +94,12 @@ def records() -> list[dict[str, Any]]:
 
 
 def timings(row: Atom) -> dict[str, dict[str, Any]]:
-    """What micro-benchmarks say of a row, by the GPU and the probe. Latency is cycles: the median,
-    percentiles 5 and 95 over SMs, the least and greatest of a repeat; throughput steps a cycle of
-    an SM by warps, with the same percentiles."""
+    """What micro-benchmarks say of a row on the first GPU of each kind, by its name and the probe.
+    Latency is cycles: the median, percentiles 5 and 95 over SMs, the least and greatest of a
+    repeat; throughput steps a cycle of an SM by warps, with the same percentiles."""
     return {
-        f"{record['gpu']['name']} {i}": found
-        for i, record in enumerate(records())
+        record["gpu"]["name"]: found
+        for record in reversed(records())
         if (found := {n: p for n, p in record["probes"].items() if row.name in p["rows"]})
     }
 
