@@ -48,6 +48,7 @@ from ptxflow.env.tasks.arguments import (
     read_strategies,
 )
 from ptxflow.env.tasks.definition import Definition, load, names
+from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.workload import workloads as workload_rows
 from ptxflow.eval.bench.candidates import (
     Origin,
@@ -235,7 +236,7 @@ def machines(
         else:
             workers = fleet(device)
             ptxas.executable()
-            compiler = ProcessCompiler(jobs or max(1, (os.cpu_count() or 1) - len(workers)))
+            compiler = ProcessCompiler(jobs or max(1, cores() - len(workers)))
         held.callback(compiler.close)
         for worker in workers:
             held.callback(worker.stop)

@@ -6,7 +6,6 @@ knows any decision by name.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from ptxflow.env.measurements import SCREEN
 from ptxflow.env.space import Space, StrategySpace
 from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space
 from ptxflow.env.tasks.definition import Definition
+from ptxflow.env.tasks.spaces import cores
 from ptxflow.eval.bench.records import Identity, Record, best_baseline, identity
 from ptxflow.eval.bench.worker import Worker, WorkerError, job, refine_job
 
@@ -180,7 +180,7 @@ def compile_all(
 ) -> list[CompiledKernel | Exception]:
     """Compile on all cores (or `workers` of them) behind a progress bar; see `compile_many`."""
     with tqdm(total=len(jobs), desc="compile", unit="kernel") as bar:
-        count = workers or os.cpu_count() or 1
+        count = workers or cores()
         return compile_many(jobs, device, workers=count, progress=bar.update)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from ptxflow.env.measurements import REFINE
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.definition import Definition, names
 from ptxflow.env.tasks.definition import load as load_definition
+from ptxflow.env.tasks.spaces import cores
 from ptxflow.eval.bench.campaign import machines
 from ptxflow.eval.bench.candidates import (
     Candidate,
@@ -118,7 +118,7 @@ def _samples(
 def emulate_all(kernels: Sequence[CompiledKernel], jobs: int | None) -> dict[str, Emulation]:
     """Each kernel's PTX on its family's trial problem, on all cores, unless it was right there
     before; by strategy key."""
-    with Processes(jobs or os.cpu_count() or 1) as pool:
+    with Processes(jobs or cores()) as pool:
         runs = pool.map(
             cached_emulation,
             [k.problem for k in kernels],
