@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -334,7 +335,7 @@ def broken(args: argparse.Namespace) -> tuple[Run, dict[str, Run]]:
         elif name == CUT:
             out.write_bytes(outs["alone"].read_bytes()[:at])
         elif name == SCHEDULER:
-            with suppress(WorkerError):
+            with suppress(WorkerError, BrokenProcessPool):  # whoever misses it first
                 on_cluster(workloads, tables[args.seconds], out, args, _kill_scheduler)
         ended = len(read_records(out))
         if name == SCHEDULER:
