@@ -65,8 +65,8 @@ What the validator asks of every use, besides kinds of operands, scope and lanes
 TIMED = """\
 ## Measured on sm_90a
 
-By `ptxflow microbench` on an H200, from the files in `compiler/atoms/measured/`. Cycles are of
-steps that wait for each other, with the 5th and 95th percentile over SMs where they differ; rates
+By `ptxflow microbench`, the first of the files in `compiler/atoms/measured/`. Cycles are of steps
+that wait for each other, with the 5th and 95th percentile over SMs where they differ; rates
 are steps a cycle of an SM, of a warp or a warpgroup each, at the most warps that were tried. A step
 of several rows, or of several machine instructions (SASS), is timed as a whole. Nothing is measured
 on sm_100a.
