@@ -206,6 +206,12 @@ ONE_MORE = {
         1,
     ),
     **{
+        f"a list with room for one more, by {name}": (
+            dsa_indexer.problem(), dsa_indexer.strategy(), "topk 256 to 255", "pick_digit(", which
+        )
+        for name, which in (("the first digit", 0), ("a later one", 1))
+    },
+    **{
         f"the row behind the last of a sequence on a B200, {name}": (
             gqa_prefill.problem(), gqa_prefill.strategy(share=4, stages=3),
             "lt of one more in inside", "st_global(output, output, line)", which,
