@@ -18,6 +18,7 @@ from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.check import check
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, SpecError
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
 from ptxflow.compiler.ir.statements import KernelInfo, kernel, kernels_of, loop, when
 from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot
@@ -144,6 +145,17 @@ def test_what_is_the_same_in_every_thread_that_executes_it_is_no_mutant() -> Non
     elsewhere = kernel(info, when(WARP < 2, [at.mov(row, product)]), at.mov(row, product))
     found = [c for c in candidates(elsewhere) if c.change == "warp to 0 in div in value"]
     assert [c.path for c in found] == [None, (1,)]
+
+
+@pytest.mark.parametrize(("counts", "once"), [((0, 1), True), ((0, 1, 2), False), ((), False)])
+def test_a_loop_of_one_turn_at_the_most_leaves_its_variable_as_it_is(
+    counts: tuple[int, ...], once: bool
+) -> None:
+    """The toy's variable, that of a loop over n, is the last summand of an index."""
+    trips = [Trip(str(n), (("n", n),)) for n in counts]
+    other = Trip("another kernel's", (("n", 7),), (), "other")
+    found = [c for c in candidates(toy(), [*trips, other]) if c.path == (1, 1)]
+    assert sum(c.change == "add to sub in index" for c in found) == 2 - once
 
 
 def test_a_draw_depends_on_its_seed_and_is_spread_over_kinds() -> None:
@@ -350,7 +362,7 @@ def test_without_some_candidates_the_others_are_drawn_alike(
     dropped = {text_of(c.of(tree).tree, H200) for c in all_of[::3]}
     monkeypatch.setattr(
         value_mutants, "candidates",
-        lambda kernel: (c for c in all_of if text_of(c.of(kernel).tree, H200) not in dropped),
+        lambda kernel, _: (c for c in all_of if text_of(c.of(kernel).tree, H200) not in dropped),
     )  # fmt: skip
     fewer = [text_of(m.tree, H200) for m in drawn(tree, H200, 12, rng(0))]
     rest = set(texts) - dropped
