@@ -79,10 +79,10 @@ class Threads:
         on more, whether they are the same once what is known of their parts is put in."""
         a, b = self.of(one), self.of(two)
         if a is None or b is None:
-            return self._put_in(one) is self._put_in(two)
+            return self.put_in(one) is self.put_in(two)
         return bool((a == b)[where].all())
 
-    def _put_in(self, value: UOp) -> UOp:
+    def put_in(self, value: UOp) -> UOp:
         """A value with constants for the parts that are one in all threads, less what cannot
         change it."""
         if value not in self.shorter:
@@ -90,7 +90,7 @@ class Threads:
             if found is not None and (found == found[0]).all():
                 self.shorter[value] = const(int(found[0]))
             elif value.op is Op.ALU:
-                self.shorter[value] = self._less(alu(value.arg, *map(self._put_in, value.src)))
+                self.shorter[value] = self._less(alu(value.arg, *map(self.put_in, value.src)))
             else:
                 self.shorter[value] = value
         return self.shorter[value]
