@@ -21,7 +21,7 @@ from ptxflow.compiler.lower import layout
 
 MOST_EMULATED = 512  # tokens, where a ring does not need more
 MANY = 4096  # tokens of which the second kernel sums up some heads only
-SUMMED = 8192  # tokens of the chunks that are summed, where these are more than two
+SUMMED = 192  # tiles of all chunks but one that are summed, where these are more than two
 
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Hopper | Blackwell:
@@ -120,7 +120,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return Size(sized(p, batch, 0, tokens, least=2), None, some)
 
     together = int(s.sum_chunks) * (int(s.sum_warps) if s.sum_split else 1)
-    many = (min(together, 8, max(2, SUMMED // k.chunk)) + 1) * k.chunk + 5
+    many = (min(together, 8, max(2, SUMMED * k.tile // k.chunk)) + 1) * k.chunk + 5
     sizes = (
         size(1, many, () if many < MANY else (0, 8)),
         size(2, 3 * k.chunk + k.tile + 3),
