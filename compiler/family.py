@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
 
@@ -196,9 +195,6 @@ class Strategy:
     def key(self) -> str:
         """16 hexadecimal digits of a hash that is the same in every process."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
-
-
-Array = NDArray[Any]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ class Measurement:
     baseline_us: float | None = None
     gpu: str = ""  # the GPU's UUID, or its name where that was not recorded
     run: str = ""  # id of the campaign
+    final_us: float | None = None  # of those that were then timed against each other alone ...
+    final_error: float = 0.0  # ... and its standard error
 
     @property
     def workload(self) -> tuple[str, tuple[tuple[str, int], ...], str]:
@@ -132,6 +134,8 @@ class Table:
                 _us(at.get(f"peer_ns:{reference}")),
                 gpu,
                 run,
+                _us(at.get("final_ns")),
+                (at.get("final_error_ns") or 0) / 1000,
             )
 
 
@@ -140,7 +144,7 @@ def yardstick(named: str, baselines: Iterable[str]) -> str:
     return named or next(iter(baselines), "")
 
 
-def _us(nanoseconds: int | None) -> float | None:
+def _us(nanoseconds: float | None) -> float | None:
     return None if nanoseconds is None else nanoseconds / 1000
 
 
@@ -238,6 +242,7 @@ def _of_record(row: Mapping[str, Any]) -> Measurement:
     """A plain record, as `eval` appends them."""
     latency, baselines = row.get("latency_us") or {}, row.get("peers", {})
     gpu, run = _origin(row.get("gpu", {}), row.get("run", {}))
+    final = row.get("timing", {}).get("final_us", {})
     return typed(Measurement(
         row["definition"],
         row["axes"],
@@ -253,6 +258,8 @@ def _of_record(row: Mapping[str, Any]) -> Measurement:
         baselines.get(yardstick(row.get("timing", {}).get("yardstick", ""), baselines)),
         gpu,
         run,
+        final.get("us"),
+        final.get("error", 0.0),
     ))  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 CLUSTER = "PTXFLOW_CLUSTER"
+LOCAL = "local:"  # before the number of GPUs: a cluster of this machine
 Main = TypeVar("Main", bound=Callable[..., int])
 
 
@@ -85,8 +86,8 @@ def add_cluster(parser: Any) -> None:
     """`--cluster` for a command that measures: `eval.bench.campaign.machines` reads it."""
     parser.add_argument(
         "--cluster", action=_Cluster, metavar="ADDRESS",
-        help="measure and compile on the workers of a Dask scheduler, tcp://HOST:8786, instead of "
-        f"this machine's GPUs (default: ${CLUSTER})",
+        help="measure and compile on the workers of a Dask scheduler, tcp://HOST:8786, or of one "
+        f"made here for N GPUs, {LOCAL}N, instead of this process's own (default: ${CLUSTER})",
     )  # fmt: skip
 
 

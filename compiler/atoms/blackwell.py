@@ -126,20 +126,31 @@ instruction(
 
 
 def _st_text(use: UOp, text: dict[str, str]) -> str:
+    shape = use.arg.attr("shape")
+    count = use.src[1].arg // _ST_COLUMNS[shape]
     return (
         f"add.u32 %ra, {text['dst_reg']}, {text['lane']};\n"
-        f"tcgen05.st.sync.aligned.32x32b.x{use.src[1].arg}.b32 [%ra], {{{text['src']}}};"
+        f"tcgen05.st.sync.aligned.{shape}.x{count}.b32 [%ra], {{{text['src']}}};"
     )
+
+
+_ST_COLUMNS = {"32x32b": 1, "16x128b": 2}  # for a register of each lane
 
 
 instruction(
     "tcgen05_st(dst: tmem*1|2|4|8|16|32|64|128 w tensor st, src: frag*1|2|4|8|16|32|64|128 r, "
     "lane: value) warp sm_100a",
     _st_text,
-    "9.7.16.8.2 tcgen05.st: register i of a lane to column i of its row; `lane` is the warp's "
-    "lane quarter, in bits 16 and up",
+    "9.7.16.8.2 tcgen05.st: register i of a lane to column i of its row, or 16x128b: as mma.sync "
+    "has pairs of 16 bits; `lane` is where the warp's lanes begin, in bits 16 and up",
+    defaults=(("shape", "32x32b"),),
     sass=("tcgen05.st",),
-    rules=(Rule("a register to each column", lambda u: u.src[0].arg == u.src[1].arg),),
+    rules=(
+        Rule(
+            "32 lanes or 16 have a register for each column, or for two",
+            lambda u: u.src[0].arg == u.src[1].arg * _ST_COLUMNS[u.arg.attr("shape")],
+        ),
+    ),
 )
 instruction(
     "tcgen05_wait_st() warp sm_100a orders -> wait_st",

@@ -17,6 +17,7 @@ from ptxflow.compiler.ir import Op, UOp
 
 LANES = 32
 K_BYTES = 32  # of K in one wgmma or tcgen05.mma, whatever the type
+M_64 = 64 // 16  # as an instruction descriptor has it, in bits 24 and up
 
 
 class Accesses(Contents):
@@ -78,15 +79,16 @@ class Accesses(Contents):
         self._bounds(agent, operand, stage, offset)
         across: tuple[tuple[int, int], ...] = ((0, 1),)
         if storage.op is Op.TMEM:
-            across = (self._lanes(agent, row, cta),)
+            across = self._lanes(agent, row, cta)
             self._columns(agent, operand, stage, offset, cta)
         elif storage.op is Op.SMEM:
             across = self._bytes(agent, node, row, operand)
         history = self._history(key, f"{name}[{stage}]")
         return [(history, (offset, offset + operand.arg, *part)) for part in across]
 
-    def _lanes(self, agent: Agent, row: Atom, cta: int) -> tuple[int, int]:
-        """Lanes of TMEM that are touched: a load's quarter, or all; 16 rows are half of one."""
+    def _lanes(self, agent: Agent, row: Atom, cta: int) -> tuple[tuple[int, int], ...]:
+        """Lanes of TMEM that are touched: a warp's quarter, of which 16 rows are half; an MMA's
+        all, or of 64 rows the first half of each quarter."""
         memory = self.tmem[cta]
         if memory.state != "allocated":
             agent.refuse(
@@ -102,16 +104,16 @@ class Accesses(Contents):
                 "a barrier with the allocating warp",
             )
         if not any(n == "lane" for n, _ in row.operands):
-            return 0, 128
+            halves = agent.node.arg.attr("idesc", 0) >> 24 == M_64
+            return tuple((i, i + 16) for i in range(0, 128, 32)) if halves else ((0, 128),)
         first = self.program.value(row.operand(agent.node, "lane"))(agent.env) >> 16
-        quarter = 32 * (agent.warp % 4)
-        upper = quarter + 16 * agent.node.arg.attr("shape", "").startswith("16x")
-        if first not in (quarter, upper):
+        quarter, half = 32 * (agent.warp % 4), agent.node.arg.attr("shape", "").startswith("16x")
+        if first not in (quarter, quarter + 16 * half):
             agent.refuse(
                 f"lanes {first}.. are out of reach of warp {agent.warp}",
                 "a warp reaches lanes 32*(warp % 4) and up",
             )
-        return quarter, quarter + 32
+        return ((first, first + (16 if half else 32)),)
 
     def _bytes(
         self, agent: Agent, node: UOp, row: Atom, operand: UOp

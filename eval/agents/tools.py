@@ -328,7 +328,39 @@ def mask(
     from ptxflow.eval.verify import glue
 
     def parsed(p: Problem, s: Strategy) -> Glued:
-        return glue.masked(Mask.parse(condition)), p, s, {}
+        return glue.attended(Mask.parse(condition)), p, s, {}
+
+    return _glued(desk, Workload.of(desk, definition, axes, device), "gqa_prefill", choices, parsed)
+
+
+def index_map(
+    desk: Desk,
+    definition: Annotated[str, "of causal attention of packed queries over pages (gqa_paged)"],
+    entry: Annotated[str, "as 'page % 8'"],
+    width: Annotated[int, "entries of a sequence in the page table"],
+    choices: Choices,
+    axes: Axes = None,
+    device: DeviceName = "b200",
+    condition: Annotated[str, "of `mask`, beside it; empty: none"] = "",
+) -> Json:
+    """Compile an attention prefill whose page table is laid out in your own way, written as an
+    expression of whole numbers: no PTX, no GPU.
+
+    kv_indices is [sequences, width] then, and kv_indptr only says how many pages a sequence has.
+    `entry` is where a sequence's row has the page number `page`, from 0, of its `pages`. There are
+    numbers, + - *, // and % by a number above 0, min, max. A row a sequence: 'min(page, 63)'; a
+    ring of 8 pages: 'page % 8'; behind one that stays: 'min(page, 1) + max(page - 1, 0) % 7'. It
+    must be from 0 to width - 1 whatever page and pages are. What a ring has overwritten, a
+    `condition` should hide. The kernel goes through every stage of `lower`, and its values are
+    compared with those in float64 where some page is elsewhere than in its own place.
+    """
+    from ptxflow.compiler.kernels.gqa_prefill.mask import Mask
+    from ptxflow.compiler.kernels.gqa_prefill.page_map import PageMap
+    from ptxflow.eval.verify import glue
+
+    def parsed(p: Problem, s: Strategy) -> Glued:
+        mask = Mask.parse(condition) if condition else None
+        return glue.attended(mask, PageMap.parse(entry, width)), p, s, {}
 
     return _glued(desk, Workload.of(desk, definition, axes, device), "gqa_prefill", choices, parsed)
 
@@ -435,7 +467,7 @@ TOOLS: dict[str, Tool] = {
     tool.__name__: tool
     for tool in (
         definitions, definition, roofline, space, sample, check_strategy, lower, epilogue, mask,
-        measure, knowledge, launch_template, check_ptx, instruction, read_text,
+        index_map, measure, knowledge, launch_template, check_ptx, instruction, read_text,
     )
 }  # fmt: skip
 WRITERS: Sequence[str] = ("lower", "measure")  # they write where they are told to, under the root

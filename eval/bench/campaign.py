@@ -29,11 +29,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ptxflow.command import CLUSTER, BadInput, Parser, add_cluster, reports
+from ptxflow.command import CLUSTER, LOCAL, BadInput, Parser, add_cluster, reports
 from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.backend.runtime import Driver, RuntimeUnavailable, gpu_info, require_gpu
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Strategy
+from ptxflow.env.measurements import REFINE
 from ptxflow.env.space import decision_digest
 from ptxflow.env.tasks.arguments import (
     UsageError,
@@ -47,6 +48,7 @@ from ptxflow.env.tasks.arguments import (
     read_strategies,
 )
 from ptxflow.env.tasks.definition import Definition, load, names
+from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.workload import workloads as workload_rows
 from ptxflow.eval.bench.candidates import (
     Origin,
@@ -174,7 +176,8 @@ def merge(found: Sequence[Workload]) -> list[Workload]:
         before = merged.get(workload.place)
         if before is not None:
             both = {c.strategy.key: c for c in (*before.candidates, *workload.candidates)}
-            workload = replace(before, candidates=tuple(both.values()), size=None)
+            default = before.default or workload.default
+            workload = replace(before, candidates=(*both.values(),), size=None, default=default)
         merged[workload.place] = workload
     return list(merged.values())
 
@@ -193,15 +196,21 @@ def show_plan(tasks: Sequence[Task]) -> str:
 def fleet(device: Device) -> list[Worker]:
     """A worker for each visible GPU that runs the device's code; RuntimeUnavailable without one."""
     require_gpu(device)
-    driver, count = Driver(), ctypes.c_int()
-    driver("cuDeviceGetCount", ctypes.byref(count))
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    tokens = listed.split(",") if listed else [str(i) for i in range(count.value)]
+    driver = Driver()
     return [
-        Worker(environment={"CUDA_VISIBLE_DEVICES": token.strip()})
-        for i, token in enumerate(tokens[: count.value])
+        Worker(environment={"CUDA_VISIBLE_DEVICES": token})
+        for i, token in enumerate(_tokens(driver))
         if gpu_info(i, driver).runs(device)
     ]
+
+
+def _tokens(driver: Driver | None = None) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls each visible GPU; RuntimeUnavailable without a driver."""
+    count = ctypes.c_int()
+    (driver or Driver())("cuDeviceGetCount", ctypes.byref(count))
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    tokens = listed.split(",") if listed else map(str, range(count.value))
+    return [token.strip() for token in tokens][: count.value]
 
 
 @contextmanager
@@ -215,14 +224,19 @@ def machines(
     with ExitStack() as held:
         if address := os.environ.get(CLUSTER):
             from ptxflow.eval.bench.cluster import Cluster
+            from ptxflow.eval.bench.local_cluster import of_this_machine
 
+            if address.startswith(LOCAL):
+                host = of_this_machine(address.removeprefix(LOCAL), _tokens(), jobs)
+                held.callback(host.close)
+                address = host.scheduler_address
             cluster = Cluster(address)
             held.callback(cluster.close)
             workers, compiler = cluster.gpus(device), cluster.compiler()
         else:
             workers = fleet(device)
             ptxas.executable()
-            compiler = ProcessCompiler(jobs or max(1, (os.cpu_count() or 1) - len(workers)))
+            compiler = ProcessCompiler(jobs or max(1, cores() - len(workers)))
         held.callback(compiler.close)
         for worker in workers:
             held.callback(worker.stop)
@@ -284,7 +298,8 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     settings = Settings(
         seeds=tuple(range(1, args.check_seeds + 1)), rounds=args.rounds, settle=args.settle,
         timeout=args.timeout, refine=args.refine, refine_rounds=args.refine_rounds,
-        every_baseline=not args.refine,
+        ties=args.ties, libraries=not args.alone,
+        every_baseline=not (args.refine or args.alone),
     )  # fmt: skip
     with machines(device, args.jobs) as (workers, compiler), RecordFile(args.out) as records:
         recorded = [*earlier, *records.records]
@@ -294,6 +309,10 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         skipped = sum(len(t.workload.candidates) - len(t.todo) for t in tasks)
         deadline = began + args.time_limit
         finished = measure(tasks, workers, compiler, settings, records, origin, deadline)
+        while finished and (again := undecided(workloads, records.records, args.repeat)):
+            tasks = [make_task(w, (), True) for w in again]  # in new children
+            origin = origin_of(again, argv)
+            finished = measure(tasks, workers, compiler, settings, records, origin, deadline)
         outcomes = chosen_records([*earlier, *records.records], workloads)
     print(bench_table(outcomes))
     note = f" ({skipped} of them recorded before)" if skipped else ""
@@ -333,6 +352,26 @@ def tasks_of(workloads: Sequence[Workload], recorded: Sequence[Record], again: b
     for r in recorded:
         by_place.setdefault((r.device, r.definition, tuple(sorted(r.axes.items()))), []).append(r)
     return [make_task(w, by_place.get((w.device.name, *w.place), ()), again) for w in workloads]
+
+
+def undecided(
+    workloads: Sequence[Workload], recorded: Sequence[Record], runs: int
+) -> list[Workload]:
+    """Of each workload whose near ties fewer than so many runs have timed, these and the default:
+    which of two kernels that are alike a process prefers depends on where its memory lies."""
+    refined: dict[Any, list[Record]] = {}
+    for r in recorded:
+        if r.timing_pass == REFINE and r.status == "ok":
+            place = r.device, r.definition, tuple(sorted(r.axes.items()))
+            refined.setdefault(place, []).append(r)
+    found = []
+    for w in workloads:
+        own = refined.get((w.device.name, *w.place), [])
+        near = {r.key for r in own if "final_us" in r.timing}
+        if near and len({r.run.get("id") for r in own}) < runs:
+            left = (c for c in w.candidates if c.strategy.key in near | {w.default})
+            found.append(replace(w, candidates=(*left,), size=None))
+    return found
 
 
 def chosen_records(records: Sequence[Record], workloads: Sequence[Workload]) -> list[Record]:
@@ -417,6 +456,11 @@ def _how(parser: argparse.ArgumentParser) -> None:
     add("--refine", type=natural_int, default=32, metavar="N", help=about)
     about = "samples of each of those, or as many as take 1 s (default: 40)"
     count("--refine-rounds", default=40, help=about)
+    add("--alone", action="store_true", help="no libraries beside the best: the yardstick alone")
+    about = "for those that may be the fastest, against each other (default: 1)"
+    seconds("--ties", default=1.0, help=about)
+    about = "runs of these, each in new processes, whose mean decides (default: 1)"
+    count("--repeat", default=1, metavar="N", help=about)
     count("--check-seeds", default=2, help="fresh inputs per kernel (default: 2)")
     about = "of the yardstick before a workload, for the clocks (default: 0.5)"
     seconds("--settle", default=0.5, help=about)

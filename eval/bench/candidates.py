@@ -6,7 +6,6 @@ knows any decision by name.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from ptxflow.env.measurements import SCREEN
 from ptxflow.env.space import Space, StrategySpace
 from ptxflow.env.tasks.arguments import UsageError, find_problem, find_space
 from ptxflow.env.tasks.definition import Definition
+from ptxflow.env.tasks.spaces import cores
 from ptxflow.eval.bench.records import Identity, Record, best_baseline, identity
 from ptxflow.eval.bench.worker import Worker, WorkerError, job, refine_job
 
@@ -68,6 +68,7 @@ class Workload:
     device: Device
     candidates: tuple[Candidate, ...]
     size: int | None = None  # of the sub-space they are from, where they are from one
+    default: str = ""  # key of the one that untuned use takes, where that is known
 
     @property
     def axes(self) -> dict[str, int]:
@@ -92,7 +93,9 @@ class Settings:
     timeout: float = 60.0
     refine: int = 0  # of each workload's best kernels that are timed again, all in one job
     refine_rounds: int = 40
-    every_baseline: bool = True  # beside each kernel, or the yardstick alone; all where it refines
+    ties: float = 0.0  # seconds for those of them that may be the fastest, against each other
+    every_baseline: bool = True  # beside each kernel, or the yardstick alone
+    libraries: bool = True  # the same where it refines
 
 
 def subspace(space: Space, fix: Fix) -> NDArray[np.int64]:
@@ -158,7 +161,8 @@ def listed_workload(
     listed: Sequence[Strategy],
     where: str,
 ) -> Workload:
-    """The strategies of a list; one that is not legal there is a UsageError."""
+    """The strategies of a list, of which the first is the default; one that is not legal there is a
+    UsageError."""
     family, problem = find_problem(definition, axes)
     unique = list({s.key: s for s in listed}.values())
     for s in unique:
@@ -167,7 +171,8 @@ def listed_workload(
                 f"{where}: {s.key} is not legal on {device.name}: {'; '.join(refusals)}"
             )
     candidates = tuple(Candidate(definition, family, problem, s, device) for s in unique)
-    return Workload(definition, family, problem, device, candidates)
+    default = unique[0].key if unique else ""
+    return Workload(definition, family, problem, device, candidates, None, default)
 
 
 def compile_all(
@@ -175,7 +180,7 @@ def compile_all(
 ) -> list[CompiledKernel | Exception]:
     """Compile on all cores (or `workers` of them) behind a progress bar; see `compile_many`."""
     with tqdm(total=len(jobs), desc="compile", unit="kernel") as bar:
-        count = workers or os.cpu_count() or 1
+        count = workers or cores()
         return compile_many(jobs, device, workers=count, progress=bar.update)
 
 
@@ -230,7 +235,8 @@ def run_together(
         image.write_bytes(kernel.cubin)
         images.append((kernel.launch.to_json(), image))
     s = settings
-    how = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle, **beside}
+    how = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle, "ties": s.ties}
+    how |= {"every_baseline": s.libraries} | beside
     return worker.run(refine_job(definition, axes, images, **how), 2 * s.timeout)
 
 
@@ -278,7 +284,7 @@ def make_record(
         timing=result.get("timing", {}),
         modelled_tflops=float(modelled[0]),
         ptxflow=__version__,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
         run=origin.run,
         timing_pass=timing_pass,
     )

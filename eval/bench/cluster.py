@@ -23,7 +23,6 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,6 @@ REBIND = 60.0  # seconds that a GPU of the kind may take to come (back)
 LOSSES = 3  # of GPUs over one job, after which the job is at fault
 ANSWER = 240.0  # seconds for a GPU's worker to say what it is
 NO_MESSAGE = ValueError, TypeError, LookupError, AttributeError, RecursionError
-QUIET = {  # of Dask's own looks at each process, 50 a second; here many share a few cores
-    "distributed.admin.tick.interval": "1s",
-    "distributed.admin.system-monitor.interval": "10s",
-    "distributed.worker.memory.monitor-interval": "5s",
-    "distributed.worker.profile.enabled": False,
-}
 
 
 # What crosses the network ------------------------------------------------------------------------
@@ -437,28 +430,3 @@ def _told(text: str, count: int) -> list[Json | WorkerError]:
         return [WorkerError(row["error"]) if "error" in row else dict(row) for row in rows]
     except NO_MESSAGE as error:
         raise WorkerError(f"a GPU's worker said {text[:80]!r}: {error}") from None
-
-
-# A cluster of this machine -----------------------------------------------------------------------
-
-
-def local(gpus: Sequence[Mapping[str, str]], compilers: int) -> Any:
-    """A Dask cluster here: a worker for each of `gpus` (its environment) and `compilers` more, each
-    a process that a nanny restarts. To be closed."""
-    from dask import config
-    from distributed import Client, Nanny, Scheduler, SpecCluster
-
-    def worker(resources: Mapping[str, int], environment: Mapping[str, str]) -> Json:
-        options = {"nthreads": 1, "resources": resources, "env": dict(environment)}
-        return {"cls": Nanny, "options": options | {"silence_logs": 50}}
-
-    context = get_context("forkserver")  # a process that is restarted has its imports
-    context.set_forkserver_preload(["distributed", __name__])
-    config.set({"distributed.worker.multiprocessing-method": "forkserver"} | QUIET)
-    workers = {f"gpu-{i}": worker(GPU, env) for i, env in enumerate(gpus)}
-    workers |= {f"compiler-{i}": worker(COMPILE, {}) for i in range(compilers)}
-    scheduler = {"cls": Scheduler, "options": {"dashboard_address": None}}
-    made = SpecCluster(workers=workers, scheduler=scheduler, silence_logs=50)
-    with Client(made, set_as_default=False) as client:
-        client.wait_for_workers(len(workers), timeout=ANSWER)
-    return made

@@ -4,7 +4,9 @@ Kernels are those of recorded measurements, and take the recorded time; nothing 
 no GPU is there. Scheduler, workers, nannies, children, timeouts and records are the real ones. Some
 kernels are planted to hang, to fault, to be wrong or to be ten times slower; Dask workers are
 killed at random moments. The same kernels then go to one GPU without Dask, in no time each: records
-and best kernels must be the same.
+and best kernels must be the same. A few of them once more for each thing that ends a campaign,
+which then goes on by the same command: a full disk, records cut off in the middle, a scheduler that
+is gone and comes anew; and while the clock jumps.
 """
 
 from __future__ import annotations
@@ -15,15 +17,19 @@ import hashlib
 import json
 import os
 import random
+import resource
 import signal
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +46,16 @@ from ptxflow.env.tasks.arguments import UsageError, find_problem, natural_int, p
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench import campaign, cluster
 from ptxflow.eval.bench.candidates import Candidate, Origin, Settings, Workload
+from ptxflow.eval.bench.local_cluster import local
 from ptxflow.eval.bench.records import Record, RecordFile, read_records
 from ptxflow.eval.bench.schedule import Compiler, Outcome
 from ptxflow.eval.bench.worker import Worker, WorkerError
 
 Json = dict[str, Any]
 FATES = ("hang", "fault", "wrong", "slow")
+FEW = 200  # kernels for each thing that ends a campaign
+FULL, CUT, CLOCK, SCHEDULER = "disk full", "records cut", "clock jumps", "scheduler restarts"
+BREAKS = FULL, CUT, CLOCK, SCHEDULER
 SLOW = 10.0  # times the recorded time
 TIMES = Path(__file__).parents[1] / "measurements" / "h200-serving-policy.jsonl.xz"
 LAUNCH = Launch("simulated", ("1", "1", "1"), 128, (1, 1, 1), 0, ())
@@ -78,13 +88,14 @@ serve(measure, {"name": "simulated", "driver": "none", "capability": [9, 0]})
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a run: seconds from the first kernel to the last, those of this process's CPU
-    and of Dask's thread in it, Dask workers killed."""
+    """What came of a run: seconds from the first kernel to the last, those of CPU of this process,
+    of Dask's thread in it (client and nannies) and of the scheduler, Dask workers killed."""
 
     records: tuple[Record, ...]
     seconds: float
     cpu: float = 0.0
     dask: float = 0.0
+    scheduler: float = 0.0
     kills: int = 0
 
     @property
@@ -223,8 +234,16 @@ def measure(
         return Run(tuple(records.records), seconds, cpu, dask)
 
 
+def _scheduler(host: Any) -> float:
+    """CPU seconds of a cluster's scheduler."""
+    import psutil  # Dask's own need
+
+    used = psutil.Process(host.scheduler.process.pid).cpu_times()
+    return float(used.user + used.system)
+
+
 def _dask() -> float:
-    """CPU seconds of the thread that scheduler, client and nannies share."""
+    """CPU seconds of the thread that client and nannies share."""
     loops = [t.ident for t in threading.enumerate() if t.name == "IO loop" and t.ident]
     return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in loops)
 
@@ -239,10 +258,11 @@ def on_one_gpu(workloads: Sequence[Workload], table: str, out: Path, timeout: fl
 
 
 def on_cluster(
-    workloads: Sequence[Workload], table: str, out: Path, args: argparse.Namespace
-) -> Run:
+    workloads: Sequence[Workload], table: str, out: Path, args: argparse.Namespace,
+    killer: Callable[..., None] | None = None,
+) -> Run:  # fmt: skip
     """On `--workers` Dask workers of this machine, of which some are killed."""
-    host = cluster.local([{}] * args.workers, COMPILERS)
+    host = local([{}] * args.workers, COMPILERS)
     connection, ended, killed = None, threading.Event(), list[int]()
     try:
         work = functools.partial(simulated_text, table)
@@ -250,18 +270,21 @@ def on_cluster(
         connection = cluster.Cluster(host.scheduler_address, command, work)
         workers, compiler = connection.gpus(workloads[0].device), connection.compiler()
         span = sum(len(w.candidates) for w in workloads) * args.seconds / args.workers
-        killer = threading.Thread(target=_kill, args=(host, span, args, ended, killed))
-        killer.start()
+        doom = threading.Thread(target=killer or _kill, args=(host, span, args, ended, killed))
+        doom.start()
+        began = _scheduler(host)
         run = measure(workloads, workers, compiler, out, args.timeout)
+        run = replace(run, scheduler=_scheduler(host) - began)
         ended.set()
-        killer.join()
+        doom.join()
         compiler.close()
         return replace(run, kills=len(killed))
     finally:
         ended.set()
         if connection:
             connection.close()
-        host.close()
+        with suppress(OSError):  # a scheduler that is gone: its workers end by themselves
+            host.close(None if host.scheduler.process.poll() is None else 5)
 
 
 def _kill(
@@ -278,6 +301,88 @@ def _kill(
         if living:
             os.kill(victim := rng.choice(living), signal.SIGKILL)
             killed.append(victim)
+
+
+# What ends a campaign, and what must not -------------------------------------------------------
+
+
+def broken(args: argparse.Namespace) -> tuple[Run, dict[str, Run]]:
+    """A few kernels on one GPU, left alone; and what became of them, by what happened."""
+    count, folder = min(FEW, args.kernels), args.out
+    workloads, us = plan(args.times, count)
+    tables = {}
+    for seconds in (0.0, args.seconds):
+        tables[seconds] = str((folder / f"few-{seconds:g}.json").resolve())
+        write_whole(Path(tables[seconds]), json.dumps(images(us, args.share, args.seed, seconds)))
+    rng, quick = random.Random(args.seed), tables[0.0]
+    outs = {name: folder / f"{name.replace(' ', '-')}.jsonl" for name in ("alone", *BREAKS)}
+    for out in outs.values():
+        out.unlink(missing_ok=True)
+
+    def on(out: Path) -> Run:
+        return on_one_gpu(workloads, quick, out, args.timeout)
+
+    alone = on(outs["alone"])
+    size, found = outs["alone"].stat().st_size, dict[str, Run]()
+    for name in BREAKS:
+        out = outs[name]
+        at = rng.randrange(size // 4, 3 * size // 4)
+        if name == FULL:
+            given = [*args.times], count, quick, out, args.timeout, at
+            child = get_context("spawn").Process(target=_on_a_full_disk, args=given)
+            child.start()
+            child.join()
+        elif name == CUT:
+            out.write_bytes(outs["alone"].read_bytes()[:at])
+        elif name == SCHEDULER:
+            with suppress(WorkerError, BrokenProcessPool):  # whoever misses it first
+                killer = functools.partial(_kill_scheduler, out, count // 4)
+                on_cluster(workloads, tables[args.seconds], out, args, killer)
+        ended = len(read_records(out))
+        if name == SCHEDULER:
+            run = on_cluster(workloads, tables[args.seconds], out, args, _kill_nobody)
+        else:
+            with _jumping_clock(rng) if name == CLOCK else nullcontext():
+                run = on(out)
+        found[name] = replace(run, kills=ended)
+    return alone, found
+
+
+def _on_a_full_disk(
+    times: list[Path], count: int, table: str, out: Path, timeout: float, size: int
+) -> None:
+    """In a process whose files end at `size` bytes, in the middle of a record: it fails."""
+    workloads, _ = plan(times, count)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    on_one_gpu(workloads, table, out, timeout)
+
+
+@contextmanager
+def _jumping_clock(rng: random.Random) -> Iterator[None]:
+    """`time.time` of this process strays by hours, either way, between any two looks."""
+    real = time.time
+    time.time = lambda: real() + rng.uniform(-1e4, 1e4)
+    try:
+        yield
+    finally:
+        time.time = real
+
+
+def _kill_scheduler(
+    out: Path, enough: int, host: Any, _span: float, _args: argparse.Namespace,
+    ended: threading.Event, killed: list[int],
+) -> None:  # fmt: skip
+    """Once the file of records has so many."""
+    while not ended.wait(0.05):
+        if out.exists() and out.read_bytes().count(b"\n") >= enough:
+            host.scheduler.process.kill()
+            killed.append(host.scheduler.process.pid)
+            return
+
+
+def _kill_nobody(*_: Any) -> None:
+    """A campaign that is left alone."""
 
 
 # The command -------------------------------------------------------------------------------------
@@ -304,11 +409,22 @@ def table_of(fleet: Run, one: Run, table: dict[str, Json], args: argparse.Namesp
         ("efficiency", f"{ideal / fleet.seconds:.3f}"),
         (
             "CPU a kernel",
-            "{:.1f} ms here, {:.1f} of them scheduler, client and nannies".format(
-                *(1e3 * seconds / len(table) for seconds in (fleet.cpu, fleet.dask))
+            "{:.2f} ms of the scheduler, {:.2f} here, {:.2f} of them client and nannies".format(
+                *(1e3 * s / len(table) for s in (fleet.scheduler, fleet.cpu, fleet.dask))
             ),
         ),
     ]
+    return align(rows)
+
+
+def broken_table(alone: Run, found: dict[str, Run]) -> str:
+    """A line for each thing that ended a campaign."""
+    rows = [("then", "recorded before", "after the same command again")]
+    for name, run in found.items():
+        lost = {r.identity for r in alone.records} - {r.identity for r in run.records}
+        alike = sum(run.best.get(place) == key for place, key in alone.best.items())
+        end = f"{len(lost)} lost, {run.doubled} doubled, {alike} of {len(alone.best)} best kernels"
+        rows.append((name, f"{run.kills} of {len(alone.records)}", end))
     return align(rows)
 
 
@@ -363,4 +479,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     fleet = on_cluster(workloads, paths["cluster"], args.out / "cluster.jsonl", args)
     one = on_one_gpu(workloads, paths["one"], args.out / "one.jsonl", args.timeout)
     print(table_of(fleet, one, table, args))
-    return 0 if holds(fleet, one) else 1
+    alone, found = broken(args)
+    print(broken_table(alone, found))
+    whole = holds(fleet, one) and all(holds(run, alone) for run in found.values())
+    return 0 if whole else 1

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ptxflow.command import BadInput, Parser, reports
+from ptxflow.command import BadInput, Parser, one_line, reports
 from ptxflow.compiler.atoms import all_atoms
 from ptxflow.compiler.backend import ptxas, runtime, sass
 from ptxflow.compiler.files import write_whole
@@ -35,7 +35,7 @@ from ptxflow.eval.bench.probes import ARCH, CHAINS, PASSES, Probe
 
 Array = npt.NDArray[Any]
 REPEATS = 7
-PATIENCE = 10.0  # seconds for one probe
+PATIENCE = 20.0  # seconds for one probe
 FLUSH = 256 << 20  # bytes that are set to empty L2
 INSTRUCTION = 16  # bytes of machine code
 REMOVED = "ptxas leaves no instruction of it"
@@ -61,28 +61,33 @@ class Built:
 def build(wanted: Sequence[Probe], workers: int) -> tuple[dict[str, list[Built]], dict[str, str]]:
     """The kernels of each probe, and why some have none."""
     jobs = [
-        (p.name, chains, count, probes.kernel(p, count, chains))
+        (p, count, chains)
         for p in wanted
         for chains, groups in sides(p)
         for count in (groups, 2 * groups)
     ]
     with ThreadPoolExecutor(workers) as pool:
-        done = iter([*pool.map(_assembled, (job for *_, job in jobs))])
+        done = iter([*pool.map(_assembled, jobs)])
     found, refused = dict[str, list[Built]](), dict[str, str]()
-    for (name, chains, groups, _), fewer, more in zip(jobs[::2], done, done, strict=True):
+    for (probe, groups, chains), fewer, more in zip(jobs[::2], done, done, strict=True):
         if isinstance(fewer, ptxas.Assembly) and isinstance(more, ptxas.Assembly):
             pair = Built(chains, groups, (fewer.cubin, more.cubin))
-            found.setdefault(name, []).append(pair)
+            found.setdefault(probe.name, []).append(pair)
         else:
-            refused[name] = f"ptxas: {fewer if isinstance(fewer, Exception) else more}"
-    return found, refused
+            refused[probe.name] = f"no kernel: {fewer if isinstance(fewer, str) else more}"
+    return {n: pairs for n, pairs in found.items() if n not in refused}, refused
 
 
-def _assembled(ptx: str) -> ptxas.Assembly | ptxas.PtxasError:
+def _assembled(job: tuple[Probe, int, int]) -> ptxas.Assembly | str:
+    """A probe's kernel, or why there is none: a row that changed may leave its probe behind."""
     try:
-        return ptxas.assemble(ptx, ARCH)
-    except ptxas.PtxasError as error:
-        return error
+        return ptxas.assemble(probes.kernel(*job), ARCH)
+    except Exception as error:
+        return _why(error)
+
+
+def _why(error: Exception) -> str:
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def sides(probe: Probe) -> Iterator[tuple[int, int]]:
@@ -205,12 +210,13 @@ def child(pipe: Connection, wanted: Sequence[Probe], built: Mapping[str, list[Bu
     for probe in wanted:
         try:
             say({"row": timed(bench, probe, built[probe.name])})
-        except runtime.LaunchError as error:
-            return say({"refused": str(error)})
+        except Exception as error:  # which may have spoiled the context: the next child goes on
+            return say({"refused": _why(error)})
 
 
-def measure(built: Mapping[str, list[Built]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the GPU, rows of all probes): a child begins anew behind a probe that ended the last."""
+def measure(built: Mapping[str, list[Built]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """(the GPU, rows so far) behind each probe: a child begins anew behind one that ended the last.
+    BadInput where there is no GPU."""
     known, rows, gpu = probes.probes(), dict[str, Any](), dict[str, Any]()
     left = [known[name] for name in built]
     context = multiprocessing.get_context("fork")
@@ -219,21 +225,22 @@ def measure(built: Mapping[str, list[Built]]) -> tuple[dict[str, Any], dict[str,
         process = context.Process(target=child, args=(theirs, left, built))
         process.start()
         theirs.close()
-        while left or not gpu:
+        while left:
             message = _hear(mine)
             if "gpu" in message:
                 gpu = message["gpu"]
                 continue
-            if "unavailable" in message:
+            if "unavailable" in message and not gpu:
                 raise BadInput(message["unavailable"])
             name = left.pop(0).name
-            rows[name] = message.get("row") or {"rows": [*known[name].rows], **message}
+            refused = {"refused": message.get("refused") or message.get("unavailable")}
+            rows[name] = message.get("row") or {"rows": [*known[name].rows], **refused}
             print(f"{name}: {json.dumps(rows[name])}", flush=True)
+            yield gpu, rows
             if "row" not in message:
                 break
         process.kill()
-        process.join()
-    return gpu, rows
+        process.join(PATIENCE)
 
 
 def _hear(pipe: Connection) -> dict[str, Any]:
@@ -293,11 +300,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise BadInput("--out FILE or --compare FILE FILE")
     wanted = [p for p in probes.probes().values() if args.like in p.name]
     built, refused = build(wanted, args.jobs)
-    gpu, rows = measure(built)
-    rows |= {name: {"rows": [*probes.probes()[name].rows], "refused": why}
-             for name, why in refused.items()}  # fmt: skip
-    record = {"gpu": gpu, "ptxas": ptxas.version(), "repeats": REPEATS, "probes": rows}
-    write_whole(args.out, as_text(record))
+    rows = {n: {"rows": [*probes.probes()[n].rows], "refused": why} for n, why in refused.items()}
+    for gpu, timings in measure(built):  # kept as it grows: what cuts the run off costs the rest
+        rows |= timings
+        record = {"gpu": gpu, "ptxas": ptxas.version(), "repeats": REPEATS, "probes": rows}
+        write_whole(args.out, as_text(record))
+    for name, row in rows.items():
+        if "refused" in row and row["refused"] != REMOVED:
+            print(f"not timed: {name}: {row['refused']}")
     covered = {row for p in wanted for row in p.rows}
     missing = [a.name for a in all_atoms() if ARCH in a.archs and a.name not in covered]
     print(f"{len(rows)} probes of {len(covered)} rows; no probe: {' '.join(missing)}")

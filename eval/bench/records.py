@@ -258,7 +258,7 @@ def _table(group: list[Record]) -> Table:
         "status": [r.status for r in group],
         "correct": [r.correct for r in group],
         "sass_ok": [r.sass_ok for r in group],
-        "second": [round((t - start).total_seconds()) if t and start else None for t in times],
+        "second": [round((t - start).total_seconds(), 2) if t and start else None for t in times],
         "clock_mhz": [_last(r.timing.get("sm_clock_mhz", ())) for r in group],
         "samples": [r.latency_us["samples"] if r.latency_us else None for r in group],
         "median_ns": [_ns(r, "median") for r in group],
@@ -269,6 +269,9 @@ def _table(group: list[Record]) -> Table:
         columns[f"peer_ns:{baseline}"] = [
             round(r.peers[baseline] * 1000) if baseline in r.peers else None for r in group
         ]
+    if any("final_us" in r.timing for r in group):
+        for name, of in (("final_ns", "us"), ("final_error_ns", "error")):
+            columns[name] = [_digits(r.timing.get("final_us", {}).get(of), 1e3, 6) for r in group]
     for name in _ERRORS:
         columns[name] = [_digits(r.check.get(name)) for r in group]
     for name in sorted({name for r in group for name in r.usage}):
@@ -292,8 +295,8 @@ def _last(clocks: Sequence[int | None]) -> int | None:
     return next((c for c in reversed(clocks) if c), None)
 
 
-def _digits(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
+def _digits(value: float | None, of: float = 1.0, digits: int = 4) -> float | None:
+    return None if value is None else float(f"{value * of:.{digits}g}")
 
 
 def unpack(table: Table) -> list[Record]:
@@ -330,7 +333,9 @@ def unpack(table: Table) -> list[Record]:
             tflops=flops / m.latency_us / 1e6 if flops and m.latency_us else None,
             timing={"flush": about["flush"], "rounds": m.samples,
                     "sm_clock_mhz": [at["clock_mhz"]],
-                    **{k: about[k] for k in _SHARED_TIMING if k in about}} if timed else {},
+                    **{k: about[k] for k in _SHARED_TIMING if k in about},
+                    **({"final_us": {"us": m.final_us, "error": m.final_error}}
+                       if m.final_us else {})} if timed else {},
             ptxflow=about["ptxflow"],
             time=_time(about["start"], at["second"]),
             run=about["run"],
@@ -353,7 +358,7 @@ def _named(at: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     }
 
 
-def _time(start: str, second: int | None) -> str:
+def _time(start: str, second: float | None) -> str:
     if not start or second is None:
         return ""
     return (datetime.fromisoformat(start).astimezone(UTC) + timedelta(seconds=second)).isoformat()

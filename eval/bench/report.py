@@ -16,15 +16,18 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import fmean, geometric_mean, median
+from typing import Any
 
 from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.files import write_whole
-from ptxflow.env.measurements import COPY, REFINE, load_measurements
+from ptxflow.env.measurements import COPY, REFINE, SCREEN, load_measurements
+from ptxflow.env.tasks.arguments import read_strategies
 from ptxflow.env.tasks.workload import degenerate
 from ptxflow.eval.bench.baselines import is_eager_reference
-from ptxflow.eval.bench.choices import agreement_table, choices
+from ptxflow.eval.bench.choices import agreement_table, averaged, choices, untuned_table
 from ptxflow.eval.bench.disagreement import Outputs, merge, named
 from ptxflow.eval.bench.records import (
     Record,
@@ -319,6 +322,45 @@ def summary(records: Sequence[Record], table: bool = False) -> str:
     return "\n".join([*lines, *means(records), totals(records)])
 
 
+def rates(files: Sequence[Path]) -> str:
+    """Kernels a second of each campaign, from its first record to its last, and over the first
+    campaign's; the same of the last half of the first campaign's workloads, when compilers are
+    ahead: from when a GPU came to these, in the mean of the GPUs."""
+    head = "records", "GPUs", "kernels", "seconds", "kernels a second", "over", "last half", "over"
+    rows, first, late = [head], list[float](), set[Place]()
+    for path in files:
+        records = [r for r in require_records(path) if r.gpu and r.time]
+        when = [datetime.fromisoformat(r.time).timestamp() for r in records]
+        places = list(dict.fromkeys(_place(r) for r in records))
+        late = late or set(places[len(places) // 2 :])
+        began = {r.gpu.get("uuid", ""): t for r, t in zip(records, when, strict=True)
+                 if _place(r) not in late}  # fmt: skip
+        kernels = [r for r in records if r.timing_pass == SCREEN]
+        spans = max(when) - min(when), max(when) - fmean(began.values() or when)
+        counts = len(kernels), sum(_place(r) in late for r in kernels)
+        found = [n / s if s > 0 else 0.0 for n, s in zip(counts, spans, strict=True)]
+        first = first or found
+        told = [(f"{rate:.2f}", f"{rate / one:.3f}" if one else "-")
+                for rate, one in zip(found, first, strict=True)]  # fmt: skip
+        gpus = {r.gpu.get("uuid", "") for r in records}
+        rows.append((path.name, f"{len(gpus)}", f"{counts[0]}", f"{spans[0]:.1f}",
+                     *told[0], *told[1]))  # fmt: skip
+    return align(rows)
+
+
+def _place(r: Record) -> Place:
+    return r.definition, tuple(sorted(r.axes.items()))
+
+
+def defaults_of(strategies: Path | None) -> dict[Place, Any]:
+    """The first strategy of each workload of a file of strategies, as `Measurement.key` has it."""
+    found: dict[Place, Any] = {}
+    for definition, axes, strategy in read_strategies(strategies) if strategies else ():
+        place = definition.name, tuple(sorted((n, axes[n]) for n in definition.var_axes))
+        found.setdefault(place, tuple(sorted(strategy.choices)))
+    return found
+
+
 @reports("report")
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file is missing, empty or not records."""
@@ -326,28 +368,50 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="ptxflow report",
         description=__doc__,
         epilog="examples: ptxflow report eval/measurements/h100-deepseek.jsonl.xz\n"
-        "ptxflow report --agree runs/first.jsonl runs/second.jsonl --choices both.json\n"
-        "ptxflow campaign --strategies both.json --refine 2 --out runs/joint.jsonl\n"
-        "ptxflow report --agree runs/first.jsonl runs/second.jsonl --joint runs/joint.jsonl",
+        "whether two tunings choose alike, and do not lose to what is not tuned:\n"
+        "  ptxflow policy-draws --from both -k 10 --out drawn.json\n"
+        "  ptxflow campaign --strategies drawn.json --ties 3 --out runs/a.jsonl    # once a GPU\n"
+        "  ptxflow report --agree runs/a.jsonl runs/b.jsonl --untuned drawn.json --choices c.json\n"
+        "  ptxflow campaign --strategies c.json --ties 4 --out runs/joint.jsonl\n"
+        "  ptxflow report --agree runs/a.jsonl runs/b.jsonl --untuned drawn.json \\\n"
+        "      --joint runs/joint.jsonl\n"
+        "one choice for all ranks:\n"
+        "  ptxflow report --ranks runs/a.jsonl runs/b.jsonl --choices one.json",
     )
     add = parser.add_argument
     add("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
     about = "only the best ratios, a column for each axis value"
     add("--matrix", action="store_true", help=about)
+    add("--rates", action="store_true", help="only kernels a second, a campaign a file")
+    about = "only one choice for all ranks, a campaign each, by the mean of their times"
+    add("--ranks", action="store_true", help=about)
     about = "compare two campaigns' choices"
     add("--agree", nargs=2, type=Path, metavar=("A", "B"), help=about)
-    about = "of --agree: write what both chose there, for a joint measurement"
+    about = "of --agree or --ranks: write what was chosen there, as campaign --strategies takes it"
     add("--choices", type=Path, metavar="FILE.json", help=about)
     about = "of --agree: the records that say how far apart the choices are (default: A and B)"
     add("--joint", nargs="+", type=Path, metavar="FILE", help=about)
+    about = "the strategies that were tuned; the first of each workload is its default"
+    add("--untuned", type=Path, metavar="FILE.json", help=about)
     args = parser.parse_args(argv)
     if not args.files and not args.agree:
         parser.error("a record file is needed")
-    if args.files:
+    defaults = defaults_of(args.untuned)
+    if args.rates:
+        print(rates(args.files))
+    elif args.ranks:
+        rows, said = averaged([load_measurements([path]) for path in args.files], defaults)
+        if args.choices:
+            write_whole(args.choices, json.dumps(rows) + "\n")
+        print(said)
+    elif args.files:
         print(summary([r for path in args.files for r in require_records(path)], args.matrix))
     if args.agree:
         both = load_measurements(args.agree[:1]), load_measurements(args.agree[1:])
         if args.choices:
-            write_whole(args.choices, json.dumps(choices(*both)) + "\n")
-        print(agreement_table(*both, [load_measurements([p]) for p in args.joint or args.agree]))
+            write_whole(args.choices, json.dumps(choices(*both, defaults)) + "\n")
+        judges = [load_measurements([p]) for p in args.joint or args.agree]
+        print(agreement_table(*both, judges, defaults))
+        if defaults:
+            print(untuned_table(both, judges, defaults))
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
+import json
 import math
 import os
 import sys
@@ -34,6 +35,8 @@ from ptxflow.eval.bench.timing import (
     ClockReader,
     L2Flush,
     Timing,
+    finals,
+    near,
     settle,
     time_interleaved,
 )
@@ -48,6 +51,7 @@ HOPELESS, LONG = 4.0, 200.0  # who takes this many times the fastest's time, and
 REFINE_SECONDS = 1.0  # of the GPU, that timing the best anew may take beyond the rounds asked for
 MOST_ROUNDS = 400
 FEW_ROUNDS = 3  # ... gets a quarter of the rounds, and at least these
+KEPT_BYTES = 16 << 30  # of the GPU, held for problems that may be asked for again
 SEED = 20_261_121  # of the generator that kernels which draw are given; its offset is 0
 EDGE = 2.0**-12  # of a row's mass: float32 sums may put the end of a nucleus this much further
 
@@ -138,7 +142,7 @@ class Calls:
 
 
 class Session:
-    """Owns the CUDA context; keeps inputs, references and clocks over the jobs of a problem."""
+    """Owns the CUDA context; keeps the inputs, references and baselines of problems, and clocks."""
 
     def __init__(self) -> None:
         self.device = torch.device("cuda")
@@ -148,10 +152,11 @@ class Session:
         self._driver = Driver()
         self._flush = L2Flush()
         self._clock = ClockReader(self.uuid)
-        self._problem: tuple[Any, Definition, Bench] | None = None
+        self._problems: dict[str, tuple[Definition, Bench, Baselines]] = {}  # the latest last
         self._suite: Baselines | None = None
         self._baselines: dict[str, Call] = {}
         self._loaded: list[LoadedKernel] = []
+        self._outputs: dict[str, Tensor] | None = None  # of the problem
         self._busy_until = -math.inf  # long ago: the first timing settles
         torch.cuda.synchronize()
 
@@ -214,7 +219,10 @@ class Session:
         checked = loaded.bind(addresses, bound, arguments)
         # timed where a library's outputs are, in torch's own blocks: a guarded tensor has pages of
         # its own, and a short kernel would wait for their translation
-        outputs = {name: torch.empty_like(g.tensor) for name, g in bench.outputs.items()}
+        # and all kernels into the same ones: where they lie is worth a percent
+        if self._outputs is None:
+            self._outputs = {n: torch.empty_like(g.tensor) for n, g in bench.outputs.items()}
+        outputs = self._outputs
         places = {name: t.data_ptr() for name, t in outputs.items()}
         timed = loaded.bind(addresses | places, bound, arguments)
         stream = torch.cuda.current_stream().cuda_stream
@@ -232,24 +240,30 @@ class Session:
             self._loaded.pop().unload()
 
     def _bench(self, job: Json) -> tuple[Definition, Bench]:
-        key = (job["definition"], job["axes"], job["seeds"], job.get("workload"))
-        if self._problem is None or self._problem[0] != key:
-            self._problem, self._suite, self._baselines = None, None, {}
-            torch.cuda.empty_cache()
-            definition = parse(job["definition"])
-            fixed = None
-            if "workload" in job:  # a row of a set of FlashInfer Trace
-                workload = Trace.from_json(job["workload"]).workload
-                fixed = fixed_inputs(definition, workload, Path(job["root"]))
-            case = case_of(definition, job["axes"], self.device, fixed)
-            bench = Bench(case, self.device, job["seeds"])
-            self._suite = Baselines(definition, job["axes"], bench)
-            self._problem = key, definition, bench
-            self._busy_until = -math.inf  # another load: settle anew
-        assert self._suite is not None
+        key = json.dumps([job["definition"], job["axes"], job["seeds"], job.get("workload")])
+        if next(reversed(self._problems), None) != key:
+            self._busy_until, self._outputs = -math.inf, None  # another load: settle anew
+            held = self._problems.pop(key) if key in self._problems else self._prepared(job)
+            self._problems[key] = held
+        definition, bench, self._suite = self._problems[key]
         self._baselines = self._suite.calls(job.get("every_baseline", True), job.get("without", ()))
         torch.cuda.synchronize()
-        return self._problem[1], self._problem[2]
+        return definition, bench
+
+    def _prepared(self, job: Json) -> tuple[Definition, Bench, Baselines]:
+        """A problem that is not held, in the place of those that were asked for longest ago."""
+        self._suite, self._baselines = None, {}
+        while self._problems and torch.cuda.memory_allocated() > KEPT_BYTES:
+            del self._problems[next(iter(self._problems))]
+        torch.cuda.empty_cache()
+        definition = parse(job["definition"])
+        fixed = None
+        if "workload" in job:  # a row of a set of FlashInfer Trace
+            workload = Trace.from_json(job["workload"]).workload
+            fixed = fixed_inputs(definition, workload, Path(job["root"]))
+        case = case_of(definition, job["axes"], self.device, fixed)
+        bench = Bench(case, self.device, job["seeds"])
+        return definition, bench, Baselines(definition, job["axes"], bench)
 
     def _run(
         self, job: Json, bench: Bench, calls: Calls, stage: Callable[[str], None],
@@ -291,10 +305,15 @@ class Session:
         timed = {name: c.timed for name, c in calls.items()}
         samples, timing = self._time(job, timed, job.get("seconds", REFINE_SECONDS))
         baselines = {name: Timing.of(samples[name]).median for name in self._baselines}
+        first = {name: Timing.of(samples[name]) for name in calls}
+        tied = near({name: samples[name] for name in calls})
+        last = finals({n: timed[n] for n in tied}, self._flush, job.get("ties", 0.0))
+        self._busy_until = time.monotonic()
         outcomes = []
         for name, call in calls.items():
-            latency = Timing.of(samples[name]).to_json()
-            outcome = {"latency_us": latency, "peers": baselines, "timing": timing}
+            more = {"final_us": last[name].to_json()} if name in last else {}
+            latency = first[name].to_json()
+            outcome = {"latency_us": latency, "peers": baselines, "timing": timing | more}
             outcomes.append(outcome | self._after_timing(bench, call, bench.seeds))
         return {"status": "ok", "outcomes": outcomes}
 

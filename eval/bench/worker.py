@@ -330,8 +330,9 @@ def refine_job(
     definition: Json, axes: Mapping[str, int], kernels: Sequence[tuple[Json, Path]], **how: Any
 ) -> Json:
     """A job for the child: time kernels (launch, image) in the same rounds beside every baseline,
-    then check each; `how` as in `job`, and `seconds` of the GPU that more rounds may take."""
-    more = {"seconds": how.pop("seconds")} if "seconds" in how else {}
+    then check each; `how` as in `job`, and `seconds` of the GPU that more rounds may take, and
+    `ties` that those may which may be the fastest."""
+    more = {name: how.pop(name) for name in ("seconds", "ties") if name in how}
     one = job(definition, axes, {}, Path(), **how) | more
     images = [{"launch": launch, "image": str(image)} for launch, image in kernels]
     return {k: v for k, v in one.items() if k not in ("launch", "image")} | {"kernels": images}

@@ -3,9 +3,9 @@
     ptxflow policy-draws --definition gemm_n4096_k4096 --axes M=17,1000 --out draws.json
 
 k distinct strategies of each workload that comes with a definition, or of a definition of one's own
-at the axes that are given, as `sample.py --from policy` draws them, in one JSON list that
-`ptxflow campaign --strategies` takes. PyTorch and torchgfn; a campaign needs neither
-the policy nor the definition's file.
+at the axes that are given, as sample.py chooses them, in one JSON list that `ptxflow campaign
+--strategies` takes. With `--from both` or `reward` the first of a workload is what sample.py takes
+without a GPU. PyTorch and torchgfn; a campaign needs neither the policy nor the definition's file.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ptxflow.command import Parser, reports
@@ -35,9 +36,9 @@ from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.training_set import registered
 from ptxflow.env.tasks.workload import workloads
-from ptxflow.eval.sample.selection import far_from_training
+from ptxflow.eval.sample.selection import BOTH, POLICY, REWARD, choose, far_from_training
 from ptxflow.gfn.checkpoint import read
-from ptxflow.gfn.inference import SHARPNESS, load_policy, sample_distinct
+from ptxflow.gfn.inference import SHARPNESS, load_policy, score
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 #: H100 has none of its own. The H200's sees the device only through the problem's features (how far
@@ -79,15 +80,22 @@ def places(definitions: Sequence[str], most: int | None, kind: str = "all") -> l
 
 
 def drawn(
-    place: Place, checkpoint: Path, device: str, k: int, seed: int, sharpness: float
-) -> list[dict[str, Any]]:
-    """The rows of a workload: definition (itself, where it is a file's), axes, family, choices."""
+    place: Place, checkpoint: Path, device: str, k: int, seed: int, sharpness: float,
+    source: str = POLICY,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The rows of a workload: definition (itself, where it is a file's), axes, family, choices; the
+    reward's best first, where it chooses."""
     torch.set_num_threads(1)
     name, axes = place
     definition = load(name)
     space = find_whole_space(*find_problem(definition, axes), find_device(device))
-    codes = sample_distinct(the_policy(checkpoint), space, k, seed, sharpness)
-    strategies = (space.strategy(int(c)).to_json() for c in codes)
+    policy = the_policy(checkpoint)
+    pool = score(policy, space, k, seed, sharpness)
+    found = choose(policy.about, definition, pool.space, pool.log_probs, pool.drawn, k, source)
+    places = found.places
+    if source != POLICY:
+        places = places[np.argsort(-found.predicted[places], kind="stable")]
+    strategies = (pool.space.strategy(int(pool.space.codes[at])).to_json() for at in places)
     named = name if name == definition.name else definition.to_json()
     return [{"definition": named, "axes": axes, **s} for s in strategies]
 
@@ -105,6 +113,8 @@ def arguments() -> argparse.ArgumentParser:
         help="of each definition, spread (default: all)")  # fmt: skip
     add("--rows", choices=("all", "public", "own"), default="all", help="published, or our own")
     add("-k", type=positive_int, default=16, help="distinct strategies of a workload (default: 16)")
+    add("--from", dest="source", choices=(POLICY, REWARD, BOTH), default=POLICY,
+        help="as sample.py's (default: policy)")  # fmt: skip
     add("--sharpness", type=float, default=SHARPNESS, help="as sample.py's (default: 2)")
     add("--seed", type=natural_int, default=0)
     add("--jobs", type=positive_int, default=cores(), help="processes (default: one a core)")
@@ -124,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = places(chosen, args.workloads, args.rows)
     checkpoint = args.checkpoint or default_checkpoint(device)
     draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
-                   sharpness=args.sharpness)  # fmt: skip
+                   sharpness=args.sharpness, source=args.source)  # fmt: skip
     parts = list(each(draw, found, args.jobs, "draws", "workload"))
     rows = [row for part in parts for row in part]
     write_whole(args.out, json.dumps(rows) + "\n")

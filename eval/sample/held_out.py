@@ -31,6 +31,7 @@ from ptxflow.compiler.library.manifest import LibraryError, Manifest, read_manif
 from ptxflow.env.measurements import REFINE
 from ptxflow.env.tasks.arguments import find_device
 from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.bench.baselines import EAGER
 from ptxflow.eval.bench.candidates import Candidate
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.measurer import Measurer, seconds
@@ -182,13 +183,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"the candidates of {len(sizes)} sizes are in {looks}")
         return 0
     found, end = {r.identity: r for r in read_records(path)}, time.monotonic() + args.time_limit
+    without = sorted(EAGER.union(() if args.compiled else PER_SHAPE))
     with ExitStack() as stack:
         measurer = stack.enter_context(ready.measurer(path)) if gpu else None
         if measurer:
             measurer.ahead(c for own, tuned in asked for c in (own, *tuned))
         for place in tqdm(sizes, desc="measure", unit="size", disable=measurer is None):
             if measurer and time.monotonic() < end:
-                judged.measure(place, measurer, found, () if args.compiled else PER_SHAPE)
+                judged.measure(place, measurer, found, without)
     rows = [row for place in sizes if (row := judged.row(place, found))]
     if not rows:
         raise BadInput(f"{path}: none of these sizes was measured; use --measure yes")

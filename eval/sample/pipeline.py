@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from tqdm import tqdm
 
 from ptxflow.compiler.backend import ptxas
@@ -14,9 +14,11 @@ from ptxflow.compiler.backend.runtime import GpuInfo
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.processes import Processes
 from ptxflow.env.cost import derived
+from ptxflow.env.measurements import REFINE
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.definition import Definition, names
 from ptxflow.env.tasks.definition import load as load_definition
+from ptxflow.env.tasks.spaces import cores
 from ptxflow.eval.bench.campaign import machines
 from ptxflow.eval.bench.candidates import (
     Candidate,
@@ -25,6 +27,7 @@ from ptxflow.eval.bench.candidates import (
     compile_all,
     make_record,
     run_one,
+    run_together,
 )
 from ptxflow.eval.bench.measurer import seconds
 from ptxflow.eval.bench.records import Record
@@ -33,6 +36,9 @@ from ptxflow.eval.bench.work import counted
 from ptxflow.eval.sample.samples import Run, Sample, rank
 from ptxflow.eval.sample.selection import POLICY, REWARD, Chosen
 from ptxflow.eval.verify.emulation import Emulation, cached_emulation
+
+REFINED = 4  # of the fastest, that are timed again in the same rounds
+TIES = 1.0  # seconds for those of them that may be the fastest
 
 
 def compile_and_rank(
@@ -60,7 +66,8 @@ def compile_and_rank(
     outcomes = compile_all([(problem, s) for s in strategies], device, jobs)
     built = [o for o in outcomes if isinstance(o, CompiledKernel)]
     emulations = emulate_all(built, jobs) if emulate else {}
-    records = measure(definition, space, built, gpu, stop_at) if gpu else {}
+    default = strategies[int(np.argmax(chosen.predicted[chosen.places]))].key
+    records = measure(definition, space, built, gpu, default, stop_at) if gpu else {}
     return Run(
         definition=definition.to_json(),
         known=definition.name in names() and load_definition(definition.name) == definition,
@@ -111,7 +118,7 @@ def _samples(
 def emulate_all(kernels: Sequence[CompiledKernel], jobs: int | None) -> dict[str, Emulation]:
     """Each kernel's PTX on its family's trial problem, on all cores, unless it was right there
     before; by strategy key."""
-    with Processes(jobs or os.cpu_count() or 1) as pool:
+    with Processes(jobs or cores()) as pool:
         runs = pool.map(
             cached_emulation,
             [k.problem for k in kernels],
@@ -127,11 +134,13 @@ def measure(
     space: Space,
     kernels: Sequence[CompiledKernel],
     gpu: GpuInfo,
+    default: str,
     stop_at: float | None = None,
 ) -> dict[str, Record]:
     """Check and time each kernel in a child process, until one is right and has `stop_at` of the
-    attainable speed; records by strategy key."""
-    settings, origin = Settings(), Origin(ptxas.version())
+    attainable speed; then the fastest and the `default`, by its key, anew in the same rounds.
+    Records by strategy key."""
+    settings, origin = Settings(ties=TIES), Origin(ptxas.version())
     axes = {name: space.problem[name] for name in definition.var_axes}
     floors = Floors.of(counted(definition, axes), space.device)
     records: dict[str, Record] = {}
@@ -147,4 +156,17 @@ def measure(
             records[strategy.key] = record
             if stop_at and floors.share(seconds(record) * 1e6) >= stop_at:
                 break
+        right = [k for k in kernels if (r := records.get(k.strategy.key)) and r.status == "ok"]
+        right.sort(key=lambda k: seconds(records[k.strategy.key]))
+        chosen = [
+            (Candidate(definition, space.family, space.problem, k.strategy, space.device), k)
+            for place, k in enumerate(right)
+            if place < REFINED or k.strategy.key == default
+        ]
+        if len(chosen) > 1:
+            told = run_together(chosen, workers[0], settings, Path(folder))
+            outcomes = zip(chosen, told.get("outcomes", ()), strict=False)
+            for (candidate, kernel), outcome in outcomes:
+                record = make_record(candidate, outcome, gpu.to_json(), origin, kernel, REFINE)
+                records[record.key] = record
     return records

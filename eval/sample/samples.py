@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy
+from ptxflow.env.measurements import REFINE
 from ptxflow.env.tasks.definition import parse
+from ptxflow.eval.bench.choices import EQUAL
 from ptxflow.eval.bench.records import Record
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted
@@ -112,14 +114,24 @@ class Run:
 
 
 def rank(samples: Sequence[Sample]) -> list[Sample]:
-    """Best first: the right ones by measured time, then the unmeasured as predicted, then the rest.
+    """Best first: the right ones by measured time, those first that were timed in the same rounds,
+    of these the default (the best predicted) where none is faster for certain; then the unmeasured
+    as predicted, then the rest.
 
     Ties are broken by the strategy's key, so that the order never depends on anything else.
     """
 
     def order(s: Sample) -> tuple[int, float, str]:
-        if s.latency_us is not None:
-            return 0, s.latency_us, s.key
-        return (1 if s.record is None else 2), -s.predicted, s.key
+        if s.latency_us is not None and s.record is not None:
+            final = s.record.timing.get("final_us", {}).get("us", s.latency_us)
+            return (0 if s.record.timing_pass == REFINE else 1), final, s.key
+        return (2 if s.record is None else 3), -s.predicted, s.key
 
-    return sorted(samples, key=order)
+    ranked = sorted(samples, key=order)
+    default = max(ranked, key=lambda s: s.predicted, default=None)
+    if default is not None:
+        (again, us, _), (_, least, _) = order(default), order(ranked[0])
+        if again == 0 and us <= least * (1 + EQUAL):
+            ranked.remove(default)
+            ranked.insert(0, default)
+    return ranked

@@ -1,6 +1,7 @@
-"""A language model that is told the rules proposes strategies, in the policy's place.
+"""A language model that is told the rules proposes strategies, in the policy's place, or writes
+parts of kernels as text (`eval.verify.glue`).
 
-It answers with JSON by a schema. Each proposal goes through the rules, and refusals go back to it
+It answers with JSON by a schema. What it says goes through the rules, and refusals go back to it
 as sentences. What it costs is counted, what was said is kept (`endpoint.Recorded`), so that
 others can play it again without a model. A model that fails costs its timeout: nothing is proposed.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -30,6 +31,12 @@ You choose strategies of a GPU kernel: one choice of every decision, for one pro
 Answer with JSON alone: {"strategies": [{decision: choice, ...}, ...]}, the best first, none twice.
 A strategy that breaks a rule is refused with the sentence of the rule. Time in microseconds counts;
 a kernel that does not compile without spills, or is wrong, is worth nothing."""
+WRITTEN = """\
+You write a part of a GPU kernel, as a text. Answer with JSON alone: {"text": "..."}. The kernel is
+compiled and emulated, and what is wrong of it comes back to you. This is what the text can be:"""
+TEXT = {"name": "text", "strict": True, "schema": {
+    "type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"],
+    "additionalProperties": False}}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class Asked:
 @dataclass
 class Model:
     """A language model as a proposer. `tokens` are those of prompts and of answers; `failed` says
-    why there was no answer, or none that held a strategy."""
+    why there was no answer, or none that was any good."""
 
     chat: Chat
     name: str
@@ -83,30 +90,64 @@ class Model:
     failed: list[str] = field(default_factory=list)
 
     def propose(self, asked: Asked) -> list[Strategy]:
-        messages = [{"role": "system", "content": TASK}, {"role": "user", "content": told(asked)}]
         found: dict[str, Strategy] = {}
-        for _ in range(self.returns + 1):
-            try:
-                text, usage = self.chat({
-                    "model": self.name, "messages": messages, "temperature": 0,
-                    "response_format": {"type": "json_schema", "json_schema": schema(asked)},
-                })  # fmt: skip
-            except ChatError as error:
-                self.failed.append(str(error))
-                break
-            for kind in self.tokens:
-                self.tokens[kind] += usage.get(f"{kind}_tokens", 0)
+
+        def heard(text: str) -> str:
             accepted, refused = judged(text, asked, found)
-            found |= {s.key: s for s in accepted}
+            found.update((s.key, s) for s in accepted)
             if not refused or len(found) >= asked.k:
-                break
-            said = f"{len(found)} of {asked.k} are valid. Refused:\n" + "\n".join(refused)
-            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": said}]
-        else:
+                return ""
+            return f"{len(found)} of {asked.k} are valid. Refused:\n" + "\n".join(refused)
+
+        if not self.talk(TASK, told(asked), schema(asked), heard):
             self.failed.append(
                 f"{len(found)} of {asked.k} strategies after {self.returns + 1} answers"
             )
         return list(found.values())[: asked.k]
+
+    def write(self, syntax: str, goal: str, judge: Callable[[str], str]) -> str:
+        """A text that the judge does not refuse, or ""; `syntax` says what there is, `goal` what is
+        wanted. The judge says in a line why it refuses a text, or nothing (`glue.judge`)."""
+        right = ""
+
+        def heard(answer: str) -> str:
+            nonlocal right
+            try:
+                text = json.loads(_bare(answer))["text"]
+                if not isinstance(text, str):
+                    raise TypeError
+            except (ValueError, KeyError, TypeError, RecursionError):
+                return 'Refused: the answer is no JSON object {"text": "..."}'
+            if why := judge(text):
+                return f"Refused: {why}"
+            right = text
+            return ""
+
+        if not self.talk(f"{WRITTEN}\n{syntax}", goal, TEXT, heard):
+            self.failed.append(f"no right text after {self.returns + 1} answers")
+        return right
+
+    def talk(
+        self, task: str, first: str, form: Mapping[str, Any], heard: Callable[[str], str]
+    ) -> bool:
+        """Ask until nothing goes back of an answer, or it does not answer; False where refusals
+        have gone back as often as they may."""
+        messages = [{"role": "system", "content": task}, {"role": "user", "content": first}]
+        for _ in range(self.returns + 1):
+            try:
+                text, usage = self.chat({
+                    "model": self.name, "messages": messages, "temperature": 0,
+                    "response_format": {"type": "json_schema", "json_schema": form},
+                })  # fmt: skip
+            except ChatError as error:
+                self.failed.append(str(error))
+                return True
+            for kind in self.tokens:
+                self.tokens[kind] += usage.get(f"{kind}_tokens", 0)
+            if not (said := heard(text)):
+                return True
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": said}]
+        return False
 
 
 def told(asked: Asked) -> str:
@@ -149,11 +190,15 @@ def schema(asked: Asked) -> dict[str, Any]:
     return {"name": "strategies", "strict": True, "schema": whole}
 
 
+def _bare(text: str) -> str:
+    """Without the fence that some put around it."""
+    return text.strip().removeprefix("```json").strip("`\n ")
+
+
 def judged(text: str, asked: Asked, found: dict[str, Strategy]) -> tuple[list[Strategy], list[str]]:
     """The valid and new strategies of an answer, and a sentence for each other thing in it."""
-    body = text.strip().removeprefix("```json").strip("`\n ")  # the fence that some put around it
     try:
-        rows = json.loads(body)["strategies"]
+        rows = json.loads(_bare(text))["strategies"]
         if not isinstance(rows, list) or not rows:
             raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -88,6 +88,7 @@ from ptxflow.gfn.inference import Policy, load_policy
 
 SCHEMA = 3
 FINALISTS = 8  # kernels that are timed again in the same rounds, the first start among them
+AT_ONCE = 8  # sessions that take turns: those that wait would all be cut short by --seconds
 AT_A_TIME = 16  # rivals that are asked for: the GPU waits for kernels in the order of questions
 SESSION, RECORDS, PROFILES, KNOWN, TRANSCRIPT = (
     "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl", "model.jsonl",
@@ -438,7 +439,10 @@ def played(
     bar = tqdm(total=args.budget * len(tunings), desc="tune", unit="kernel", disable=None)
     with bar, ThreadPoolExecutor(1) as gpu:
         while going or (waiting and time.monotonic() < end):
-            while waiting and not (going and going[0][1].done()) and time.monotonic() < end:
+            while (
+                waiting and len(going) < AT_ONCE and time.monotonic() < end
+                and not (going and going[0][1].done())
+            ):  # fmt: skip
                 tuning = waiting.popleft()
                 tuning.begin(bench_of(tuning))
                 going.append((tuning, gpu.submit(tuning.bench.times, tuning.asked)))

@@ -135,17 +135,18 @@ def rng_of(of: str, seed: int) -> np.random.Generator:
 
 
 def draw_shapes(
-    families: Sequence[str], device: Device, samples: int, seed: int, wide: bool = False
-) -> tuple[list[Job], list[Problem]]:
+    families: Sequence[str], device: Device, samples: int, seed: int, wide: bool = False,
+    block: int = 0,
+) -> tuple[list[Job], list[Problem]]:  # fmt: skip
     """A strategy of each of `samples` random shapes of each family (of none: of every one), and the
     problems of shapes for which no strategy is valid.
 
-    What is drawn of a family does not depend on the others. UsageError for one that is not
-    registered.
+    What is drawn of a family does not depend on the others; a `block` has draws of its own.
+    UsageError for one that is not registered.
     """
     offered, jobs, empty = definitions(), list[Job](), list[Problem]()
     for name in _known(families, offered):
-        rng = rng_of(f"{name} on {device.name}", seed)
+        rng = rng_of(f"{name} on {device.name}{f' {block}' if block else ''}", seed)
         for _ in range(samples):
             family, problem = random_problem(offered[name][rng.integers(len(offered[name]))], rng)
             try:

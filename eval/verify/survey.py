@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ STAGES = {
     "AssemblyError": "ptxas notes, spills or SASS",
 }
 HEADS = ("family", "strategies", "refused", "shapes without any", "emulated", "right")
-CHUNK = 8  # kernels to one disassembler run, which takes a third of a second to start
+CHUNK = 16  # kernels to one disassembler run, which takes a third of a second to start
+BLOCK = 100  # draws of a family by one process
 DIGESTED = 4  # kernels of a family, whose digest says whether they have changed since
 
 
@@ -68,7 +69,7 @@ def rows_of(
 ) -> list[Row]:
     """Strategies taken through every stage, and through the emulator those for which that is asked;
     those alone that are in the log where the clock (`time.time`) is at `until`."""
-    known, late, rows = Log(log), time.time() > until, list[Row]()
+    known, late, rows = _log(log), time.time() > until, list[Row]()
     named = [((device.name, *map(repr, (*job, emulate))), job, emulate) for job, emulate in asked]
     left = {} if late else {name: (*job, device) for name, job, _ in named if name not in known}
     made = dict(zip(left, compile_chunk([*left.values()]), strict=True))
@@ -77,6 +78,12 @@ def rows_of(
             found = known.get(name, partial(_row_of, *job, device, emulate, made.get(name)))
             rows.append(Row(**found | {"techniques": tuple(found["techniques"])}))
     return rows
+
+
+@cache
+def _log(path: Path | None) -> Log:
+    """As it was when this process began: it would be read whole for every few kernels."""
+    return Log(path)
 
 
 def _row_of(
@@ -220,15 +227,20 @@ def drawn(args: argparse.Namespace, device: Device) -> tuple[list[Job], list[Pro
         return draw(args.definition, parse_axes(args.axes), device, args.samples, *how), []
     families = args.families or list(definitions())
     count = -(-args.samples // len(families))
-    draws = partial(_shapes, device, count, *how)
-    parts = list(each(draws, families, min(args.jobs, -(-args.samples // 100)), "draw", "family"))
+    blocks = [
+        (name, at, min(BLOCK, count - at)) for at in range(0, count, BLOCK) for name in families
+    ]
+    draws = partial(_shapes, device, *how)
+    parts = list(each(draws, blocks, min(args.jobs, -(-args.samples // BLOCK)), "draw", "block"))
     return [job for jobs, _ in parts for job in jobs], [p for _, empty in parts for p in empty]
 
 
 def _shapes(
-    device: Device, samples: int, seed: int, wide: bool, family: str
+    device: Device, seed: int, wide: bool, block: tuple[str, int, int]
 ) -> tuple[list[Job], list[Problem]]:
-    return draw_shapes([family], device, samples, seed, wide)
+    """The draws of a family from the `at`-th on."""
+    family, at, samples = block
+    return draw_shapes([family], device, samples, seed, wide, at // BLOCK)
 
 
 @reports("survey", ptxas.ToolMissing)

@@ -1,5 +1,5 @@
-"""Epilogues and masks as text: what is refused, that kernels are right, and that wrong ones are
-found out."""
+"""Epilogues, masks and index maps as text: what is refused, that kernels are right, and that wrong
+ones are found out."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.ir.nodes import const
 from ptxflow.compiler.kernels.gemm_epilogue import written
 from ptxflow.compiler.kernels.gemm_epilogue.written import Epilogue
-from ptxflow.compiler.kernels.gqa_prefill import mask
-from ptxflow.compiler.kernels.gqa_prefill.mask import LANGUAGE, NAMES, VALUES, Mask, Truth
+from ptxflow.compiler.kernels.gqa_prefill import page_map
+from ptxflow.compiler.kernels.gqa_prefill.mask import LANGUAGE, NAMES, Mask
+from ptxflow.compiler.kernels.gqa_prefill.page_map import PageMap
+from ptxflow.compiler.tile import whole
 from ptxflow.compiler.tile.text import Refused
+from ptxflow.compiler.tile.whole import VALUES, Truth
 from ptxflow.eval.verify import glue
 from tests.families import gemm
 from tests.families import gqa_prefill as prefill
@@ -106,7 +109,7 @@ def test_another_function_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
         ("not q", "and, or, not take conditions"),
         ("q * k < 100", "1073741824 are the most"),
         ("k * 300 < q", "1073741824 are the most"),
-        ("abs(q - k) < 5", "abs is no function; there are none"),
+        ("abs(q - k) < 5", "abs is no function; there are min, max"),
         ("k in (1, 2)", "not allowed"),
         ("k if q else k", "not allowed"),
         ("k = 1; q < 2", "k cannot be assigned"),
@@ -125,7 +128,8 @@ def test_what_is_no_mask_is_refused(text: str, why: str) -> None:
     [
         "q - k < 7 or k < 4", "q // 5 == k // 5", "not (q - k < 3 and k % 4 != 1)",
         "far = (k - q) // 3; far >= -2 and not far == -1", "(q - 2 * k) % 7 <= 3",
-        "-q <= k - keys + queries", "k > 3 and 1 < 2", "k < 3 or 2 < 1 or q == k",
+        "-q <= k - keys + queries", "max(min(q, 3), k - 5) == min(k, -1) + 4",
+        "k > 3 and 1 < 2", "k < 3 or 2 < 1 or q == k",
     ],
 )  # fmt: skip
 def test_a_mask_means_the_same_in_a_kernel(text: str) -> None:
@@ -162,7 +166,7 @@ def test_attention_under_a_mask_is_right(
     text: str, device: Device, page: int, strategy: Strategy
 ) -> None:
     """Some rows see no key; of one window the first problem is too small."""
-    made, p = glue.masked(Mask.parse(text)), prefill.problem(page)
+    made, p = glue.attended(Mask.parse(text)), prefill.problem(page)
     kernel = made.compiled(p, strategy, device)
     assert kernel.usage.spill_stores == 0 and kernel.checks
     assert made.emulated(p, strategy, device) == ""
@@ -175,8 +179,85 @@ def test_another_mask_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     given = prefill.problem(), prefill.strategy(consumers=1), H200
     for text in ("q - k < 100_000", "k < 0", "q - k < 9000"):
         with pytest.raises(CompileError, match="hides no key, or all"):
-            glue.masked(Mask.parse(text)).emulated(*given)
+            glue.attended(Mask.parse(text)).emulated(*given)
     with pytest.raises(Refused, match="a mask that is always True"):
-        glue.masked(Mask.parse("k * 0 == q * 0")).compiled(*given)
-    monkeypatch.setattr(mask, "VALUES", {**VALUES, "<": VALUES["<="]})
-    assert "output differ" in glue.masked(Mask.parse(WINDOW)).emulated(*given)
+        glue.attended(Mask.parse("k * 0 == q * 0")).compiled(*given)
+    monkeypatch.setattr(whole, "VALUES", {**VALUES, "<": VALUES["<="]})
+    assert "output differ" in glue.attended(Mask.parse(WINDOW)).emulated(*given)
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "why"),
+    [
+        ("page", 8, "can be 0 to 4194304, and a sequence has the entries 0 to 7: % 8, or min"),
+        ("page % 9", 8, "can be 0 to 8, and a sequence has the entries 0 to 7"),
+        ("min(page, 7) - 1", 8, "can be -1 to 6"),
+        ("pages - 1 - page", 64, "can be -4194305 to 4194303"),
+        ("page < 8", 8, "column 1: page < 8 is not allowed"),
+        ("pages % 8", 8, "says something of page"),
+        ("page % pages", 8, "// and % are by a number above 0"),
+        ("table[page]", 8, "table[page] is not allowed"),
+        ("page * 1000", 8, "1073741824 are the most"),
+        ("first + page", 8, "no value is called first; there are page, pages"),
+        ("min(page)", 8, "min takes 2, not 1"),
+        ("page % 8", 0, "a sequence has 1 to 65536 entries, not 0"),
+    ],
+)
+def test_what_is_no_index_map_is_refused(text: str, width: int, why: str) -> None:
+    with pytest.raises(Refused, match=re.escape(why)) as refused:
+        PageMap.parse(text, width)
+    assert "\n" not in str(refused.value)
+
+
+SINK = "min(page, 1) + max(page - 1, 0) % 2"
+
+
+@pytest.mark.parametrize("text", [SINK, "(5 - page) % 7", "max(min(pages - page - 1, 6), 0)"])
+def test_an_index_map_means_the_same_in_a_kernel(text: str) -> None:
+    found = PageMap.parse(text, 7)
+    for pages in range(1, 12):
+        places = [found.place(const(2), const(i), const(pages)).arg[0] for i in range(pages)]
+        right = 14 + found.entry(np.arange(pages), pages)
+        assert places == right.tolist() and {*range(14, 21)} >= {*places}
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "mask", "device", "page", "strategy"),
+    [
+        (SINK, 3, "", H200, 64, prefill.strategy(consumers=1)),
+        ("page % 3", 4, "q - k < 129", B200, 64,
+         prefill.strategy(consumers=1, overlap=0, stages=1)),
+        pytest.param("min(page, 6)", 16, "", H200, 64, prefill.strategy(share=2),
+                     marks=pytest.mark.slow),
+        pytest.param("(63 - page) % 64", 64, "", H200, 1, prefill.strategy(share=4),
+                     marks=pytest.mark.slow),
+        pytest.param("page % 50", 50, "", B200, 1, prefill.strategy(rescale="lazy", share=2),
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_attention_by_an_index_map_is_right(
+    text: str, width: int, mask: str, device: Device, page: int, strategy: Strategy
+) -> None:
+    """Rings that wrap, with and without a mask; rows that are longer than sequences."""
+    found = PageMap.parse(text, width)
+    made, p = glue.attended(Mask.parse(mask) if mask else None, found), prefill.problem(page)
+    kernel = made.compiled(p, strategy, device)
+    assert kernel.usage.spill_stores == 0 and kernel.checks
+    assert made.emulated(p, strategy, device) == ""
+    assert glue.moves(found, made.problems(p, strategy, device)[-1].problem)
+
+
+def test_another_index_map_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong one by its values; one that was not proven, where it leaves the table."""
+    p, rest = prefill.problem(64), (prefill.strategy(consumers=1), H200)
+    found = PageMap.parse(SINK, 3)
+    with pytest.raises(CompileError, match="keys are packed"):
+        glue.attended(None, found).compiled(prefill.problem(), *rest)
+    with pytest.raises(CompileError, match="more than 2147483648 entries"):
+        glue.attended(None, found).compiled(p.at(len_indptr=2**30, batch_size=2**30 - 1), *rest)
+    wanted = PageMap.parse("page % 3", 3)
+    assert "output differ" in glue.attended(None, found, entries=wanted).emulated(p, *rest)
+    monkeypatch.setattr(
+        page_map.PageMap, "place", lambda self, b, page, pages: b * 3 + page + 2**26
+    )
+    assert "outside" in glue.attended(None, found).emulated(p, *rest)

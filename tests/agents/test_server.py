@@ -129,6 +129,19 @@ def test_a_mask_is_compiled_or_refused(agent: Agent) -> None:
         agent.call("mask", **NORM, choices={}, condition="q == k")
 
 
+def test_an_index_map_is_compiled_or_refused(agent: Agent) -> None:
+    s = prefill.strategy(consumers=1, overlap=0, stages=1)
+    asked = {"choices": s.to_json()["choices"], "width": 3}
+    pages = asked | {"definition": "gqa_paged_prefill_causal_h32_kv8_d128_ps64"}
+    found = agent.call("index_map", **pages, entry="page % 3", condition="q - k < 129")
+    assert found["right"] and not found["usage"]["spill_stores"] and "kernel.ptx" in found["texts"]
+    found = agent.call("index_map", **pages, entry="page")
+    assert found["stage"] == "Refused" and "a sequence has the entries 0 to 2" in found["why"]
+    packed = asked | {"definition": "gqa_ragged_prefill_causal_h32_kv8_d128"}
+    found = agent.call("index_map", **packed, entry="page % 3")
+    assert found["stage"] == "CompileError" and "keys are packed" in found["why"]
+
+
 def test_a_roof_and_its_gaps(agent: Agent) -> None:
     found = agent.call("roofline", **GEMM, us=50)
     assert found["bound"] == "tensor peak" and found["flops"] == 2 * 1024 * 4096 * 4096

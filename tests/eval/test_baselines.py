@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -349,6 +350,27 @@ def resized(name: str) -> Any:
     fixed = {"topk", "page_size"} if name == INDEXER else {"page_size"}
     sizes = {a: v for a, v in SPARSE_SIZES.items() if a in set(definition.const_axes) - fixed}
     return definition.resized(**sizes)
+
+
+COMPILE = torch.compile
+
+
+def test_what_is_compiled_for_a_workload_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more workloads than torch compiles one function for; none is compiled when it is timed."""
+    made: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, example: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(COMPILE, backend=backend))
+    calls: list[Callable[[], Any]] = []
+    for n in range(1, 12):
+        found = small("rmsnorm_h128", batch_size=n)
+        calls.append(found.calls(every=True)["torch.compile"])
+    for _ in range(2):
+        assert [len(call()) for call in calls] == [*range(1, 12)]
+        assert len(made) == len(calls)
 
 
 @pytest.fixture(autouse=True)

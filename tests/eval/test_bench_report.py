@@ -12,9 +12,17 @@ import pytest
 from ptxflow.env.measurements import REFINE, SCREEN, Measurement, load_measurements
 from ptxflow.env.tasks.definition import names
 from ptxflow.env.tasks.workload import workloads
-from ptxflow.eval.bench.choices import agreement_table, choices
+from ptxflow.eval.bench.choices import agreement_table, averaged, choices, delivered, untuned_table
 from ptxflow.eval.bench.disagreement import describe, merge
-from ptxflow.eval.bench.records import Record, RecordError, libraries, pack, read_records, unpack
+from ptxflow.eval.bench.records import (
+    Record,
+    RecordError,
+    RecordFile,
+    libraries,
+    pack,
+    read_records,
+    unpack,
+)
 from ptxflow.eval.bench.report import (
     best_ratios,
     main,
@@ -209,6 +217,79 @@ def test_two_campaigns_that_agree_and_that_do_not():
     assert "+5.21%" in agreement_table(a, b, [short])  # by screening: not refined there
     assert "1 of 1 workloads" in (text := agreement_table(a, a, [a, b])) and "1 of them" in text
     assert "0 of 0 workloads" in agreement_table(a, b, [a[:1]])
+
+
+def test_what_is_delivered() -> None:
+    screened = [measured("p", 5.0), measured("q", 4.0)]
+    refined = [measured("p", 5.0, REFINE), measured("q", 5.004, REFINE), measured("r", 6, REFINE)]
+    p, q, r = (m.key for m in refined)
+    assert delivered(screened) == q and delivered([*screened, *refined]) == p
+    assert delivered(refined, q) == q  # of kernels as good as each other the default
+    assert delivered(refined, r) == p and delivered([]) is delivered([], p) is None
+    last = [replace(m, final_us=us) for m, us in zip(refined, (5.02, 5.0), strict=False)]
+    assert delivered([*last, refined[2]]) == delivered([*last, refined[2]], p) == q
+    assert delivered([replace(refined[0], status="wrong"), refined[2]], p) == r
+
+
+def test_the_mean_of_runs_decides() -> None:
+    def run(name: str, **us: float) -> list[Measurement]:
+        return [replace(measured(k, t, REFINE), run=name, final_us=t) for k, t in us.items()]
+
+    one, two = run("1", p=5.0, q=5.01, r=5.02), run("2", p=5.1, q=5.0)  # r was not near there
+    p, q = one[0].key, one[1].key
+    assert delivered(one) == p and delivered(two) == delivered([*one, *two]) == q
+    screened = [replace(m, run="0", timing_pass=SCREEN, final_us=None) for m in one]
+    assert delivered([*screened, *one, *two]) == q  # a run that was cut short says nothing
+    text = agreement_table(one, two, [[*one, *two]])
+    assert "+0.89%" in text  # the mean of -0.2% and +2.0%, of p over q
+
+
+def test_tuned_beside_untuned() -> None:
+    tuning = [measured("p", 5.0, REFINE), measured("q", 5.2, REFINE), measured("r", 5.3, REFINE)]
+    p, q, r = (m.key for m in tuning)
+    place = "d", (("M", 1),)
+    joint = [measured("p", 5.1, REFINE), measured("q", 5.0, REFINE), measured("r", 5.6, REFINE)]
+    assert [row["choices"] for row in choices(tuning, [], {place: r})] == [{"a": "r"}, {"a": "p"}]
+    gained = untuned_table([tuning], [joint], {place: r})
+    assert "+9.80%" in gained and "1 of 1 tuned kernels of 1 workloads are not slower" in gained
+    lost = untuned_table([tuning], [joint], {place: q})
+    assert "0 of 1 tuned" in lost and "1 slower by more than 0.5%, the slowest by 1.96%" in lost
+    assert "1 of 1" in untuned_table([tuning], [joint], {place: p})  # it is the default itself
+    assert "0 of 0" in untuned_table([tuning], [joint], {})
+
+
+def test_ranks_choose_alike_by_the_mean_of_their_times() -> None:
+    one = [measured("p", 5.0, REFINE), measured("q", 5.1, REFINE), measured("x", 1.0, SCREEN)]
+    two = [measured("p", 5.4, REFINE), measured("q", 5.2, REFINE), measured("r", 4.0, REFINE)]
+    p, q = one[0].key, one[1].key
+    assert delivered(one) == p and delivered(two) == two[2].key  # each alone would take another
+    for ranks in ([one, two], [two, one]):
+        rows, said = averaged(ranks)
+        assert [row["choices"] for row in rows] == [{"a": "q"}]
+        assert "1 workloads, one choice each for 2 ranks: 1 of 2 times a rank's own" in said
+        assert said.endswith("behind it by 2.00% at most")
+    assert [row["choices"] for row in averaged([one, one])[0]] == [{"a": "p"}]
+    close = [[replace(m, latency_us=5.0 if m.key == p else 5.003) for m in one[:2]]] * 2
+    assert averaged(close, {("d", (("M", 1),)): q})[0][0]["choices"] == {"a": "q"}  # the default
+    final = [[replace(m, final_us=us) for m, us in zip(one, (5.2, 5.1), strict=False)], one]
+    assert averaged(final)[0][0]["choices"] == {"a": "p"}  # not all have it: by the refined
+    assert averaged([one, []])[0] == []
+
+
+def test_kernels_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of four workloads; the second GPU waits for its first kernel."""
+    runs = {"one": [("a", m, float(m)) for m in range(4)],
+            "two": [("a", 0, 0.0), ("b", 1, 1.5), ("a", 2, 1.0), ("b", 3, 2.0)]}  # fmt: skip
+    for name, rows in runs.items():
+        with RecordFile(tmp_path / name) as file:
+            for gpu, m, at in rows:
+                r = gemm_record("k", 5.0, m + 1, gpu={"uuid": gpu})
+                file.append(replace(r, time=f"2026-11-21T10:00:0{at:.3f}+00:00"))
+            file.append(replace(file.records[-1], timing_pass=REFINE))
+    assert main(["--rates", str(tmp_path / "one"), str(tmp_path / "two")]) == 0
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert table == [["one", "1", "4", "3.0", "1.33", "1.000", "1.00", "1.000"],
+                     ["two", "2", "4", "2.0", "2.00", "1.500", "1.60", "1.600"]]  # fmt: skip
 
 
 def test_agree_names_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]):

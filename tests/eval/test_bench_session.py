@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -156,6 +157,53 @@ def test_several_kernels_are_timed_in_the_same_rounds(
     assert FakeKernel.unloaded == before + 3
 
 
+def test_those_that_may_be_the_fastest_are_timed_against_each_other(
+    session: measure.Session, tmp_path: Path
+) -> None:
+    FakeKernel.body = staticmethod(honest)  # type: ignore[assignment]
+    image = tmp_path / "k.cubin"
+    image.write_bytes(b"cubin")
+    how: dict[str, Any] = {"seeds": (1,), "rounds": 4, "settle": 0, "seconds": 0.0}
+    for ties, found in ((0.0, None), (60.0, {"us": 12.0, "error": 0.0})):
+        kernels = [(LAUNCH.to_json(), image)] * 2
+        todo = refine_job(DEFINITION.to_json(), {"M": 5}, kernels, ties=ties, **how)
+        outcomes = session.measure(todo, lambda stage: None)["outcomes"]
+        assert [o["timing"].get("final_us") for o in outcomes] == [found] * 2
+
+
+def test_the_middle_half_has_an_error_as_it_is_seen() -> None:
+    rng = np.random.default_rng(1)
+    drawn = [timing.Final.of(list(rng.normal(5.0, 0.4, 400))) for _ in range(400)]
+    seen = float(np.std([f.us for f in drawn]))
+    assert np.mean([f.us for f in drawn]) == pytest.approx(5.0, abs=0.005)
+    assert np.mean([f.error for f in drawn]) == pytest.approx(seen, rel=0.15)
+    coarse = timing.Final.of([4.896] * 5 + [4.928] * 15 + [4.96] * 4)  # a clock of 32 ns
+    assert 4.9 < coarse.us < 4.928
+
+
+def test_close_kernels_are_sampled_until_they_are_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng, asked = np.random.default_rng(2), list[set[str]]()
+    truth = {"best": 10.0, "close": 10.1, "far": 10.9}
+
+    def sampled(calls: Any, rounds: Any, flush: Any) -> dict[str, list[float]]:
+        asked.append(set(calls))
+        return {n: list(rng.normal(truth[n], 0.3, rounds[n])) for n in calls}
+
+    monkeypatch.setattr(timing, "time_interleaved", sampled)
+    calls = dict.fromkeys(truth, lambda: None)
+    found = timing.finals(calls, lambda: None, 60.0)
+    assert min(found, key=lambda n: found[n].us) == "best"
+    assert "far" not in asked[-1] and len(asked) > 2  # who is slower for certain leaves
+    assert found["close"].beyond(found["best"]) > 0 or found["best"].error <= timing.EXACT * 10
+    asked.clear()
+    assert timing.finals(calls, lambda: None, 0.0) == {} == timing.finals({"a": print}, print, 9.0)
+    assert not asked
+    first = {n: list(rng.normal(us, 0.01, 40)) for n, us in truth.items()}
+    assert timing.near(first) == ["best", "close"]
+
+
 def test_a_hopeless_kernel_gets_few_rounds(
     session: measure.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +232,25 @@ def test_the_gpu_is_kept_busy_between_jobs_of_a_problem(
     assert not session.idle()  # nothing to run yet
     run(session, tmp_path, honest)
     assert session.idle()
+
+
+def test_problems_are_kept_until_their_place_is_needed(
+    session: measure.Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions of tuning take turns; inputs and references of gigabytes are drawn once."""
+
+    def bench(rows: int, seed: int = 1) -> measure.Bench:
+        asked = {"definition": DEFINITION.to_json(), "axes": {"M": rows}, "seeds": [seed]}
+        return session._bench(asked)[1]
+
+    first, second = bench(5), bench(6)
+    assert first is not second and second.tensors["A"].shape == (6, 2048)
+    assert bench(5) is first and bench(6) is second and bench(5, seed=2) is not first
+    bench(5)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: measure.KEPT_BYTES + 1)
+    assert bench(5) is first  # it needs no room
+    bench(7)
+    assert bench(5) is not first and len(session._problems) == 1
 
 
 def test_a_race_that_shows_late_is_wrong(session: measure.Session, tmp_path: Path) -> None:

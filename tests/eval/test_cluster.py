@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from ptxflow.compiler.backend import cache
 from ptxflow.compiler.backend.ptxas import PtxasError
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.errors import CompileError, HazardError
-from ptxflow.eval.bench import campaign, cluster, faults
+from ptxflow.eval.bench import campaign, cluster, faults, local_cluster
 from ptxflow.eval.bench.cluster import Cluster
+from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.worker import Lost, Worker, WorkerError
 from tests.builders import compiled, gemm_space
 
@@ -277,6 +279,20 @@ def planned(count: int) -> tuple[Any, dict[str, float]]:
     return faults.plan([faults.TIMES], count)
 
 
+def test_a_cluster_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(
+        local_cluster, "local", lambda gpus, compilers: made.append((gpus, compilers))
+    )
+    local_cluster.of_this_machine("2", ["3", "GPU-a", "5"], 7)
+    local_cluster.of_this_machine("1", ["0"], None)
+    devices = [[gpu["CUDA_VISIBLE_DEVICES"] for gpu in gpus] for gpus, _ in made]
+    assert devices == [["3", "GPU-a"], ["0"]] and made[0][1] == 7 and made[1][1] >= 1
+    for count in ("", "0", "2", "-1", "x"):
+        with pytest.raises(BadInput, match="from 1 to 1, the visible GPUs"):
+            local_cluster.of_this_machine(count, ["0"], None)
+
+
 def test_a_share_is_planted_and_stays() -> None:
     names = [f"kernel {i}" for i in range(4000)]
     planted = [faults.fate(n, 0.04, 1) for n in names]
@@ -302,6 +318,23 @@ def test_one_gpu_finds_the_fates(tmp_path: Path) -> None:
     assert run.statuses == {"ok": 22, "wrong": 1, "fault": 1} and not run.doubled
     fastest = min(names[2:16], key=us.__getitem__)
     assert fastest.endswith(next(iter(run.best.values())))
+
+
+def test_what_ends_a_campaign_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    breaks = faults.FULL, faults.CUT, faults.CLOCK
+    monkeypatch.setattr(faults, "BREAKS", breaks)  # without Dask
+    args = faults.arguments(["--kernels", "24", "--share", "0.1", "--out", str(tmp_path)])
+    alone, found = faults.broken(args)
+    assert all(faults.holds(run, alone) for run in found.values()) and [*found] == [*breaks]
+    assert 0 < found[faults.FULL].kills < 24 and 0 < found[faults.CUT].kills < 24
+    for name in (faults.FULL, faults.CUT):  # it ended in the middle of a line, and is whole again
+        assert len(read_records(tmp_path / f"{name.replace(' ', '-')}.jsonl")) == 24
+    rows = faults.broken_table(alone, found).splitlines()
+    assert len(rows) == 4 and all("0 lost, 0 doubled" in row for row in rows[1:])
+    short = replace(alone, records=alone.records[:-1])
+    assert "1 lost" in faults.broken_table(alone, {faults.CUT: short})
 
 
 def test_a_lost_record_is_seen() -> None:

@@ -9,16 +9,21 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.backend.ptxas import PtxasError
 from ptxflow.compiler.compilation import compile_kernel
 from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.family import Strategy
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.kernels.gemm_epilogue import written
+from ptxflow.compiler.kernels.gemm_epilogue.written import Epilogue
+from ptxflow.compiler.kernels.gqa_prefill import mask, page_map
 from ptxflow.env.relation import RelationSpace, relate
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import Space, StrategySpace
@@ -31,7 +36,10 @@ from ptxflow.eval.tune import session
 from ptxflow.eval.tune.endpoint import ChatError, Endpoint, Recorded
 from ptxflow.eval.tune.method import spoken
 from ptxflow.eval.tune.proposer import Asked, Model, Tried
+from ptxflow.eval.verify import glue
 from ptxflow.eval.verify.emulation import run_emulation
+from tests.families import gemm
+from tests.families import gqa_prefill as prefill
 
 RECORDS = Path("eval/measurements/h200-serving-more-held-out.jsonl.xz")
 PLAYED = (
@@ -189,6 +197,67 @@ def test_refusals_go_back_three_times_at_most() -> None:
     assert [len(r["messages"]) for r in asked] == [2, 4, 6, 8]
     held = asked[0]["response_format"]["json_schema"]["schema"]["properties"]["strategies"]
     assert set(held["items"]["properties"]) == {d.name for d in space.decisions}
+
+
+WRITTEN: dict[str, tuple[ModuleType, Callable[[str], Any], list[tuple[str, str]], str]] = {
+    "an epilogue": (written, lambda text: relu(text), [
+        ("relu(acc + bias", "no syntax of an epilogue"), ("relu(acc + beta)", "called beta"),
+        ("acc.relu()", "acc.relu is no function"), ("relu(acc)", "'bias' is wanted"),
+        ("log2(acc + bias)", "elements of C differ"),
+        ("max(acc, 0) + bias", "elements of C differ"),
+    ], "max(acc + bias, 0)"),
+    "a mask": (mask, lambda text: window(text), [
+        ("q - k", "this is a number"), ("q - k < w", "called w"),
+        ("(q * k) % 2 == 0", "are the most"), ("k >= 0", "hides no key, or all"),
+        ("q - k <= 20", "elements of output differ"),
+    ], "q - k < 20"),
+    "an index map": (page_map, lambda text: ring(text), [
+        ("page < 3", "not allowed"), ("page", "has the entries 0 to 2"),
+        ("page % pages", "by a number above 0"), ("page % 4", "can be 0 to 3"),
+        ("pages % 3", "something of page"), ("2 - page % 3", "elements of output differ"),
+    ], "page % 3"),
+}  # fmt: skip
+
+
+def relu(text: str) -> tuple[glue.Glue, Problem, Strategy]:
+    p = gemm.problem(m=16)
+    s = gemm.swapped(tile_n=16, consumers=1)
+    epilogue = Epilogue.parse(text)
+    made = glue.written(epilogue, lambda given: torch.relu(given["acc"] + given["bias"]))
+    return made, *glue.given(p, s, epilogue)
+
+
+def window(text: str) -> tuple[glue.Glue, Problem, Strategy]:
+    wanted = mask.Mask.parse("q - k < 20").sees
+    made = glue.attended(mask.Mask.parse(text), sees=wanted)
+    return made, prefill.problem(), prefill.strategy(consumers=1)
+
+
+def ring(text: str) -> tuple[glue.Glue, Problem, Strategy]:
+    wanted = page_map.PageMap.parse("page % 3", 3)
+    made = glue.attended(None, page_map.PageMap.parse(text, 3), entries=wanted)
+    return made, prefill.problem(64), prefill.strategy(consumers=1)
+
+
+@pytest.mark.parametrize("part", WRITTEN)
+def test_a_model_that_errs_in_every_way_ends_with_a_right_part(part: str) -> None:
+    """No JSON, no text, texts that each stage refuses, an endpoint that is slow; then right. What
+    was refused goes back, in a line."""
+    module, made, wrong, right = WRITTEN[part]
+    texts = [json.dumps({"text": text}) for text, _ in wrong]
+    replies = [says("relu"), says('{"text": 3}'), *map(says, texts), drips,
+               says(json.dumps({"text": right}))]  # fmt: skip
+    with serving(*replies) as (url, asked):
+        model = Model(Endpoint(url, seconds=1.0), "scripted", returns=len(wrong) + 2)
+        judge = glue.judge(made, find_device("h200"))
+        assert model.write(str(module.__doc__), f"{part} that I say", judge) == ""
+        assert model.write(str(module.__doc__), f"{part} that I say", judge) == right
+    said = [r["messages"][-1]["content"] for r in asked]
+    assert "no JSON object" in said[1] and "no JSON object" in said[2]
+    for told, (_, why) in zip(said[3:], wrong, strict=False):
+        assert why in told and "\n" not in told
+    assert str(module.__doc__) in asked[0]["messages"][0]["content"]
+    assert len(model.failed) == 1 and "no answer within 1 s" in model.failed[0]
 
 
 FAULTS: dict[str, tuple[Reply, str]] = {

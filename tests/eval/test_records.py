@@ -113,7 +113,9 @@ def measured_records() -> list[Record]:
             peers={"torch.mm": 8.75} if timed else {},
             ratio=8.75 / us if timed else None,
             tflops=2 * 128 * 2048 * (1 + i % 2) / us / 1e6 if timed else None,
-            timing={"flush": "all of it", "rounds": 7, "sm_clock_mhz": [1980]} if timed else {},
+            timing={"flush": "all of it", "rounds": 7, "sm_clock_mhz": [1980], **(
+                {"final_us": {"us": round(us + 0.0125, 4), "error": 0.0125}} if i == 5 else {})}
+            if timed else {},
             modelled_tflops=1.0,
             ptxflow="0.1.0",
             time=f"2026-11-21T12:{i:02}:01+00:00",

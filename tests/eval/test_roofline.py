@@ -14,7 +14,7 @@ from ptxflow.compiler.backend.runtime import GpuInfo
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.device import DEVICES, H200
 from ptxflow.env.cost import attainable_tflops
-from ptxflow.env.measurements import by_workload, load_measurements
+from ptxflow.env.measurements import REFINE, by_workload, load_measurements
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.arguments import find_family, find_problem
@@ -66,6 +66,9 @@ def test_nothing_that_was_measured_is_below_the_floors(files: str) -> None:
 TOLD = ("of the attainable speed", "compute", "memory", "launch")
 
 
+AGAIN: dict[str, float] = {}  # times the attainable time, by key, in the same rounds
+
+
 def built_kernels(count: int) -> list[CompiledKernel]:
     return [compiled(PROBLEM, SPACE.strategy(int(c)), H200) for c in SPACE.codes[:count]]
 
@@ -82,7 +85,24 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuInfo:
         check = {"correct": status == "ok", "seeds": [1], "max_error_ratio": 0.5}
         return {"status": status, "latency_us": latency, "check": check, "peers": {"copy": 9.0}}
 
+    def anew(kernels: Any, *_: Any) -> Mapping[str, Any]:
+        """As before, but what was the fastest by luck."""
+        us = {c.strategy.key: 1.5 for c, _ in kernels} | AGAIN
+        found = [us[c.strategy.key] * attainable for c, _ in kernels]
+        return {
+            "outcomes": [
+                {
+                    "status": "ok",
+                    "latency_us": {"median": t, "q1": 1.0, "q3": 1.0, "samples": 40},
+                    "check": {"correct": True, "seeds": [1], "max_error_ratio": 0.5},
+                    "peers": {"copy": 9.0},
+                }
+                for t in found
+            ]
+        }
+
     built = built_kernels(5)
+    monkeypatch.setattr(pipeline, "run_together", anew)
     monkeypatch.setattr(pipeline, "run_one", played)
     monkeypatch.setattr(pipeline, "compile_all", lambda *_: built)
     script_gpus(monkeypatch, lambda device: [Worker()], fake_compile)
@@ -90,7 +110,12 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> GpuInfo:
 
 
 def played_run(gpu: GpuInfo, stop_at: float | None) -> Run:
-    predicted = ModelReward().tflops(SPACE, SPACE.codes)
+    AGAIN.update({k.strategy.key: t for k, t in zip(
+        built_kernels(5), (1.5, 1.05, 1.25, 1.04, 1.2), strict=True)})  # fmt: skip
+    return predicted_run(gpu, stop_at, ModelReward().tflops(SPACE, SPACE.codes))
+
+
+def predicted_run(gpu: GpuInfo, stop_at: float | None, predicted: Any) -> Run:
     chosen = Chosen(np.arange(5), 3, np.zeros(len(SPACE)), predicted, "model")
     return pipeline.compile_and_rank(
         DEFINITION, AXES, SPACE, chosen, gpu, valid=len(SPACE), seed=0, checkpoint="c",
@@ -112,6 +137,29 @@ def test_measuring_ends_near_the_peak(gpu: GpuInfo, stop_at: float | None, count
     assert "of bandwidth" in sample_table(run) and "TFLOP/s" not in sample_table(run)
     best = run.samples[0].latency_us
     assert f"{run.floors.memory / best:.1%}" in [cell.strip() for cell in first], head
+
+
+def test_what_was_fast_by_luck_is_not_delivered_nor_what_loses_to_the_default(gpu: GpuInfo) -> None:
+    keys = [k.strategy.key for k in built_kernels(5)]
+    predicted = np.zeros(len(SPACE))
+    predicted[2] = 1.0  # the default, of which four were faster
+    AGAIN.update({keys[3]: 1.3, keys[4]: 1.25, keys[2]: 1.2505, keys[0]: 1.4})
+    run = predicted_run(gpu, None, predicted)
+    assert [s.key for s in run.samples] == [keys[i] for i in (2, 4, 3, 0, 1)]  # the last is wrong
+    passes = {s.key: s.record.timing_pass for s in run.samples if s.record}
+    assert {k for k, p in passes.items() if p == REFINE} == {keys[i] for i in (0, 2, 3, 4)}
+
+
+def test_the_default_is_timed_again_though_others_are_faster(
+    gpu: GpuInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "REFINED", 2)
+    keys = [k.strategy.key for k in built_kernels(5)]
+    predicted = np.zeros(len(SPACE))
+    predicted[0] = 1.0
+    AGAIN.update({keys[3]: 1.3, keys[4]: 1.25, keys[0]: 1.2})
+    run = predicted_run(gpu, None, predicted)
+    assert [s.key for s in run.samples[:3]] == [keys[0], keys[4], keys[3]]
 
 
 def measured(run: Run, **changes: Any) -> Run:

@@ -83,11 +83,25 @@ PATHS = {
         kernels="two",
     ),
 }
+#: by tcgen05, of heads of so many dims
+TCGEN05 = {
+    "tcgen05, 64 rows": (64, strategy(rows=64, stages=3, operands="pairs", solve="pairs")),
+    "tcgen05, two tiles a warp": (
+        128,
+        strategy(chunk=32, rows=128, row_tiles=2, helpers=2, kernels="two"),
+    ),
+    "tcgen05, halves of a quarter": (
+        128,
+        strategy(chunk=64, rows=128, helpers=4, operands="pairs", solve_block=32),
+    ),
+    "tcgen05, 64 rows of 256": (256, strategy(rows=64, kernels="two")),
+}
 _QUICK = (
     "sm_90a: one block",
     "sm_90a: one block, in pairs",
     "sm_90a: two tiles a warp",
     "sm_90a: two kernels",
+    "sm_100a: tcgen05, 64 rows",
 )
 _AXES = {"total_seq_len": 9, "num_seqs": 2, "len_cu_seqlens": 3}
 
@@ -102,7 +116,7 @@ def _in_place(node: UOp) -> bool:
 
 def _choices(f: Fields, p: Problem, dev: Device) -> Any:
     """Choices of which there are many; what registers a block takes."""
-    held = registers(f, p) * 32 * (main_warps(f) + f.helpers) <= dev.registers_per_sm
+    held = registers(f, p, dev) * 32 * (main_warps(f) + f.helpers) <= dev.registers_per_sm
     counts = [(f.chunk == n).sum() for n in (16, 32, 64)]
     counts += [(f.operands == name).sum() for name in ("half", "pairs")]
     return held.all() and min(counts) >= 150
@@ -120,14 +134,19 @@ _LENGTHS = [(0, 0, 1), (16, 0, 32), (15, 17, 33), (1, 1, 1), (40,)]
 _ORDER = strategy(order="sequences", stages=3)
 ROW = Row(
     PREFILL,
-    cases=tuple(Case(n, d, s, problem(), problem(), (0,)) for d in BOTH for n, s in PATHS.items()),
-    quick={"machine": _QUICK, "emulator": _QUICK[:1]},
+    cases=(
+        *(Case(n, d, s, problem(), problem(), (0,)) for d in BOTH for n, s in PATHS.items()),
+        *(Case(n, B200, s, problem(size=size), problem(100, 2, size, 1, 1), (0,))
+          for n, (size, s) in TCGEN05.items()),
+    ),
+    quick={"machine": _QUICK, "emulator": (_QUICK[0], _QUICK[-1])},
     sizes=(
         Size(problem(6, 1, 128, 16, 32), 1000, holds=_choices),
         *(Size(problem(8192, n, 128, 16, 32), 1000, near=0.05, spread=0.5, holds=_choices)
           for n in (1, 32)),
-        # heads of 128 dims have the space that policies know
-        Size(problem(4096, 4, 128, 16, 32), holds=lambda f, p, dev: len(f.chunk) == 1924),
+        # heads of 128 dims have the space that policies know, on sm_100a more of it
+        Size(problem(4096, 4, 128, 16, 32),
+             holds=lambda f, p, dev: len(f.chunk) == (2300 if dev.has_tmem else 1924)),
         *(Size(problem(100, 2, size, 4, 8, dtype), 300, (H200,),
                holds=lambda f, p, dev: p["head_size"] % f.rows == 0)
           for size in (64, 128, 256) for dtype in ("float16", "bfloat16")),
@@ -163,6 +182,7 @@ ROW = Row(
                 others=lambda node: not _in_place(node), slow=True),
         Ordered("one block", problem(), strategy(), kept=3,
                 others=lambda node: not _in_place(node)),
+        Ordered("tcgen05", problem(), TCGEN05["tcgen05, 64 rows"][1], B200),
     ),
     planted=(
         Planted(
@@ -178,6 +198,18 @@ ROW = Row(
                     re.compile(r"\{(%t\d+_)2, (%t\d+_)3\}"), r"{\g<1>0, \g<2>1}"
                 ),
             },
+        ),
+        Planted(
+            "tcgen05", problem(40, 2), TCGEN05["tcgen05, 64 rows"][1],
+            {
+                "a state's first term twice": ("b32 [%ra], {%t2_0,", "b32 [%ra], {%t1_0,"),
+                "an update's, too": ("b32 [%ra], {%t65_0,", "b32 [%ra], {%t64_0,"),
+                "columns of each other": ("{%t78_0, %t78_1,", "{%t78_1, %t78_0,"),
+                "keys of other chunks": (
+                    re.compile(r"xor.b32 (\S+ \S+), \S+;"), r"xor.b32 \1, 0;"
+                ),
+            },
+            device=B200,
         ),
     ),
     sampled=tuple(

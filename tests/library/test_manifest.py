@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +70,20 @@ def test_sizes_outside_go_to_the_general_member() -> None:
     with pytest.raises(LibraryError, match="M=4097, outside 1 to 4096"):
         GEMM.serving({"M": 4097})
     assert replace(GEMM, general=0).serving({"M": 4097}) == 0
+
+
+def test_processes_with_one_library_choose_alike(folder: Path) -> None:
+    code = (
+        "import sys; from ptxflow.compiler.library.manifest import read_manifest\n"
+        "held = read_manifest(sys.argv[1])\n"
+        "print([held.serving({'M': m}) for m in range(1, 4097)])"
+    )
+    run = functools.partial(subprocess.Popen, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", code, str(folder)]
+    asked = [run(command, env=os.environ | {"PYTHONHASHSEED": str(i)}) for i in range(4)]
+    said = {process.communicate()[0] for process in asked}
+    assert said == {f"{[GEMM.serving({'M': m}) for m in range(1, 4097)]}\n"}
+    assert len(set(json.loads(said.pop()))) > 1
 
 
 def edited(folder: Path, edit: Callable[[Any], Any]) -> None:

@@ -7,6 +7,7 @@ from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Tr
 from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.attention import few
 from ptxflow.compiler.kernels.gdn_prefill import cost, decisions
+from ptxflow.compiler.kernels.gdn_prefill.blackwell import Blackwell, BlackwellCarry
 from ptxflow.compiler.kernels.gdn_prefill.decisions import ONE, TWO, UNIT, heads_each
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_prefill.packets import PACKETS, RELATE, WORDS, Carry, Relate
@@ -18,7 +19,10 @@ from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, lau
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
     """The only kernel, or the last of two."""
-    return (Carry if s.get("kernels", ONE) == TWO else Kernel)(p, s, device)
+    two = s.get("kernels", ONE) == TWO
+    if decisions.by_tcgen05(s.fields(), p, device):
+        return (BlackwellCarry if two else Blackwell)(p, s, device)
+    return (Carry if two else Kernel)(p, s, device)
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:

@@ -6,6 +6,7 @@ None of it depends on the state, so it is done while main warps work on the chun
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
@@ -53,6 +54,7 @@ N_BLOCK = n_rows(BLOCK_PITCH)
 K_BLOCK = k_rows(BLOCK_PITCH)
 PIECE = 16  # bytes of a copy
 MEETING = 1  # the named barrier of the helpers
+Rows = Callable[[int], UOp]  # a lane's row, of rows so many bytes apart
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Stream:
     bytes: int  # that are copied
     first: UOp
     stride: int
+    block: int = 0  # of columns of the ring
 
     @property
     def across(self) -> int:
@@ -218,7 +221,7 @@ class ChunkWarps(Shape):
     def _convert(self, n: UOp) -> None:
         """Queries and keys to float16, each lane the pieces that it copied itself."""
         emit(at.warp_sync())
-        for stream in self._streams()[:2]:
+        for stream in self._streams()[:-1]:
             total = self.chunk * stream.across // WARP
             for i in self._rounds(total):
                 place, raw = self._ring_place(n, stream, i), self.r.uint32(width=QUAD)
@@ -282,6 +285,12 @@ class ChunkWarps(Shape):
         columns = sum(j << 2 * n for n, (_, j) in enumerate(self._order))
         return _digit(rows, block), _digit(columns, block)
 
+    def token_block(
+        self, storage: UOp, n: UOp, unit: Value, rows: Rows, step: int
+    ) -> tuple[UOp, UOp]:
+        """16 dims of 16 tokens of a chunk: where they are, and a lane's part of that."""
+        return self.token_rows(storage, n, unit), rows(self.key_pitch) + step * UNIT * ELEMENT
+
     def _block(self, n: UOp, number: int) -> None:
         """One 16 x 16 block of K K^T and Q K^T, as what tokens of its rows take from those of its
         columns."""
@@ -289,10 +298,9 @@ class ChunkWarps(Shape):
         i, j = self._row_and_column(block) if self.units > 1 else (const(0), const(0))
         keys, scores = r.constant(0.0, 2 * QUAD), r.constant(0.0, 2 * QUAD)
         for step in range(self.steps):
-            left, right = (f(self.key_pitch) + step * UNIT * ELEMENT for f in (a_rows, n_rows))
-            a = load_matrix(r, self.token_rows(self.k, n, i), left)
-            q = load_matrix(r, self.token_rows(self.q, n, i), left)
-            b = load_matrix(r, self.token_rows(self.k, n, j), right)
+            a = load_matrix(r, *self.token_block(self.k, n, i, a_rows, step))
+            q = load_matrix(r, *self.token_block(self.q, n, i, a_rows, step))
+            b = load_matrix(r, *self.token_block(self.k, n, j, n_rows, step))
             for half in (0, QUAD):
                 for sums, rows in ((keys, a), (scores, q)):
                     pair = b[half // 2 : half // 2 + 2].slot

@@ -36,10 +36,15 @@ class Costs:
     gates: float = 450.0  # for a chunk's gates
     start: float = 3000.0  # of a CTA, before its first chunk
     dram: float = 1.0  # the time of DRAM traffic over what the device's rates say
+    # by tcgen05: estimates, no B200 has run any
+    trip: float = 250.0  # from a thread's first MMA to what a warp loads, beside the MMAs' time
+    move: float = 1.0  # of a register of each lane, to or from tensor memory
 
 
 CHUNKS = choices(decisions.DECISIONS, "chunk")
 RELATING_REGISTERS = 96  # that the first of two kernels takes
+#: cycles of the tensor core for what m16n8k16 has: 128 or 64 lanes take N / 2 for K = 16
+TCGEN05 = 4.0
 CUTS = (1, 2, 4, 8)  # CTAs that share a head
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
@@ -51,7 +56,10 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     count = sequences * problem["num_v_heads"] * (size // f.rows)
     steps = np.ceil(problem["total_seq_len"] / sequences / f.chunk)
     taken = decisions.resources(f, problem, device)
-    own, shared = _main_products(f, size), decisions.blocks(f) * (size // decisions.UNIT) * 4
+    by_tcgen05 = decisions.by_tcgen05(f, problem, device)
+    state, cross = _state_products(f, size), _cross_products(f)
+    own = cross + np.where(by_tcgen05, 0, state)
+    shared = decisions.blocks(f) * (size // decisions.UNIT) * 4
     alone = f.get("kernels", decisions.ONE) == decisions.ONE
     asked = f, problem, c, f.helpers
     shared, packet = np.where(alone, shared, 0), np.where(alone, 0, _packet(f))
@@ -63,12 +71,12 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         resident=np.maximum(taken.occupancy, 1),
         steps=steps + 1,
         stages=np.maximum(f.stages - 1, 1),
-        mma_cycles=c.mma * products,
-        smem_bytes=512 * (decisions.main_warps(f) * _matrices(f, size) + 0.75 * shared)
+        mma_cycles=c.mma * products + np.where(by_tcgen05, state * TCGEN05, 0),
+        smem_bytes=512 * (decisions.main_warps(f) * _matrices(f, size, by_tcgen05) + 0.75 * shared)
         + f.chunk * (2 * decisions.key_pitch(problem) + decisions.value_pitch(f)),
         l2_bytes=f.chunk * row_bytes + packet,
         issue_cycles=np.maximum(
-            _main(f, size, c), np.where(alone, _helper(*asked), _copies(*asked))
+            _main(f, size, c, own, by_tcgen05), np.where(alone, _helper(*asked), _copies(*asked))
         ),
         epilogue_cycles=state_bytes / 32,
         dram_bytes=problem.bytes * c.dram,
@@ -101,27 +109,33 @@ def _relating(f: Fields, problem: Problem, device: Device, c: Costs, alone: Any)
     )
 
 
-def _main_products(f: Fields, size: int) -> Any:
-    """MMAs of a tile of 16 rows for a chunk."""
+def _state_products(f: Fields, size: int) -> Any:
+    """MMAs of a tile of 16 rows with a state, for a chunk."""
     units, steps = f.chunk // decisions.UNIT, size // decisions.UNIT
-    state = 6 * units * steps * decisions.parts(f, "operands")
-    cross = (
-        2 * decisions.parts(f, "operands") - 1 + 2 * decisions.parts(f, "solve") - 1
-    )  # but the last with the last
-    return state + units * (units + 1) * cross
+    return 6 * units * steps * decisions.parts(f, "operands")
 
 
-def _matrices(f: Fields, size: int) -> Any:
+def _cross_products(f: Fields) -> Any:
+    """The same with what tokens do to each other: all pairs of terms, but the last with the
+    last."""
+    units = f.chunk // decisions.UNIT
+    terms = 2 * decisions.parts(f, "operands") - 1 + 2 * decisions.parts(f, "solve") - 1
+    return units * (units + 1) * terms
+
+
+def _matrices(f: Fields, size: int, by_tcgen05: Any) -> Any:
     """ldmatrix instructions of a main warp for a chunk."""
     units, steps = f.chunk // decisions.UNIT, size // decisions.UNIT
     related = decisions.blocks(f) * (decisions.parts(f, "operands") + decisions.parts(f, "solve"))
-    return 3 * units * steps + related + units * f.row_tiles
+    return np.where(by_tcgen05, 0, 3 * units * steps) + related + units * f.row_tiles
 
 
-def _main(f: Fields, size: int, c: Costs) -> Any:
-    """Cycles of a main warp alone for a chunk."""
-    work = f.row_tiles * _main_products(f, size) * c.issue + _matrices(f, size) * c.matrix
+def _main(f: Fields, size: int, c: Costs, products: Any, by_tcgen05: Any) -> Any:
+    """Cycles of a main warp alone for a chunk; S K^T and X^T K are a round trip each."""
+    work = f.row_tiles * products * c.issue + _matrices(f, size, by_tcgen05) * c.matrix
     stores = f.row_tiles * (f.chunk // 8) * c.store
+    moved = f.chunk + size / 2 + (f.chunk + size) / 4 * decisions.parts(f, "operands")
+    work = work + np.where(by_tcgen05, 2 * c.trip + f.row_tiles * moved * c.move, 0)
     return work + stores + decisions.solves(f) * decisions.parts(f, "solve") * c.solve + c.turn
 
 

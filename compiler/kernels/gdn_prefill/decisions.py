@@ -14,10 +14,12 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Fields, Problem, Resources, rule
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
+from ptxflow.compiler.lower import TILE_ALIGN
 
 WARP = 32
 UNIT = 16  # tokens, rows and keys of an MMA
 LINE = 512  # bytes that a warp copies at a time: 16 of each lane; a block as lanes hold it
+SWIZZLE = 128  # bytes of a row of an operand of tcgen05, which has blocks of columns
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
 HALF, PAIRS = "half", "pairs"
 ONE, TWO = "one", "two"
@@ -30,6 +32,7 @@ HOARD = 1.3  # registers that ptxas takes, at most, over those that it needs
 #: more registers for states as two terms, by head size; and the chunk from which on
 TERMS = {64: (8, 64), 128: (0, 16), 256: (38, 32)}
 BUFFERS = 2  # of what helpers hand to main warps
+BARRIERS = 48  # bytes of what tcgen05 completes, and of where its memory is
 GATE_BUFFERS = 3  # of gates, which are a chunk further ahead
 
 DECISIONS = (
@@ -56,6 +59,19 @@ def main_warps(f: Fields) -> Any:
 
 def warps(f: Fields) -> Any:
     return main_warps(f) + f.helpers
+
+
+def by_tcgen05(f: Fields, problem: Problem, device: Device) -> Any:
+    """Whether sm_100a multiplies with a state by tcgen05: 64 rows of four warps, or 128."""
+    whole = (f.rows == 128) | (f.rows == 64) & (f.row_tiles == 1)
+    return whole & (tmem_columns(f, problem) <= device.tmem_columns)
+
+
+def tmem_columns(f: Fields, problem: Problem) -> Any:
+    """Of tensor memory, a power of two: terms of states and updates, and products of a chunk."""
+    size = problem["head_size"]
+    count = (size + f.chunk) // 2 * parts(f, "operands") + size + f.chunk
+    return 2 ** np.ceil(np.log2(count)).astype(int)
 
 
 def key_pitch(problem: Problem) -> int:
@@ -129,21 +145,23 @@ def relating_bytes(f: Fields, problem: Problem) -> Any:
     return 2 * f.chunk * key_pitch(problem) + heads_each(problem) * of_head
 
 
-def smem_bytes(f: Fields, problem: Problem) -> Any:
-    """Of the layout in `kernel.Shape`, or of `packets.Carry`, the larger of two kernels'."""
-    if_two = f.stages * (
-        f.chunk * (2 * key_pitch(problem) + value_pitch(f)) + LINE * packet_lines(f)
-    )
-    ring = f.stages * f.chunk * (2 * key_pitch(problem) + value_pitch(f))
+def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
+    """Of the layout in `kernel.Shape`, or of `packets.Carry`, the larger of two kernels'; what
+    tcgen05 reads is not padded, and comes last, on its alignment."""
+    if_two = f.stages * (f.chunk * value_pitch(f) + LINE * packet_lines(f))
     handed = blocks(f) * BLOCK_BYTES * parts(f, "operands")
     handed = handed + np.where(far(f), blocks(f) * BLOCK_BYTES * parts(f, "solve"), 0)
     handed = handed + solves(f) * square(f) * BLOCK_BYTES * parts(f, "solve")
     near = solves(f) * square(f) * NEAR_BYTES
-    one = ring + BUFFERS * handed + GATE_BUFFERS * GATES * gate_bytes(f) + near
-    return np.where(f.get("kernels", ONE) == ONE, one, if_two)
+    one = BUFFERS * handed + GATE_BUFFERS * GATES * gate_bytes(f) + near
+    one = one + f.stages * f.chunk * value_pitch(f)
+    rest = np.where(f.get("kernels", ONE) == ONE, one, if_two)
+    ring, pads = f.stages * f.chunk * 2 * key_pitch(problem), f.stages * f.chunk * 2 * PAD
+    aligned = -(-(rest + BARRIERS) // TILE_ALIGN) * TILE_ALIGN
+    return ring + np.where(by_tcgen05(f, problem, device), aligned - pads, rest)
 
 
-def registers(f: Fields, problem: Problem) -> Any:
+def registers(f: Fields, problem: Problem, device: Device) -> Any:
     """Registers that a thread cannot do without, fitted to where ptxas begins to spill."""
     held = f.row_tiles * (problem["head_size"] / 2 + 1.15 * f.chunk)
     more = 8 * ((f.operands == HALF) & (f.solve == PAIRS))
@@ -152,7 +170,11 @@ def registers(f: Fields, problem: Problem) -> Any:
     more = more + 15 * ((f.operands == PAIRS) & (f.row_tiles == 1) & once)
     terms, chunk = TERMS[problem["head_size"]]
     more = more + terms * ((f.operands == PAIRS) & (f.row_tiles == 1) & (f.chunk >= chunk))
-    return np.asarray(held + f.chunk / 8 + 50 + more).astype(int)
+    found = held + f.chunk / 8 + 50 + more
+    if device.has_tmem:
+        by_state = f.row_tiles * (problem["head_size"] / 2 + f.chunk) + 32 + 8 * once
+        found = np.where(by_tcgen05(f, problem, device), by_state, found)
+    return np.asarray(found).astype(int)
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -162,11 +184,13 @@ def register_limit(f: Fields, device: Device) -> Any:
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; ptxas takes registers that it could do without."""
-    held = np.minimum(HOARD * registers(f, problem), register_limit(f, device)).astype(int)
+    held = np.minimum(HOARD * registers(f, problem, device), register_limit(f, device)).astype(int)
     held = -(-held // 8) * 8
-    smem, threads = smem_bytes(f, problem), WARP * warps(f)
+    smem, threads = smem_bytes(f, problem, device), WARP * warps(f)
     resident = device.resident_blocks(smem, held, threads)
-    return Resources(smem, held, threads, 0 * f.rows, resident)
+    tmem = tmem_columns(f, problem) * by_tcgen05(f, problem, device)
+    room = np.where(tmem, device.tmem_columns // np.maximum(tmem, 1), resident)
+    return Resources(smem, held, threads, tmem, np.minimum(resident, room))
 
 
 SHARED = "chunks exceed the shared memory of a CTA"
@@ -193,12 +217,12 @@ RULES = (
     ),
     rule(
         SHARED,
-        "chunk rows stages operands solve solve_block",
-        lambda f, p, d: smem_bytes(f, p) <= d.smem_per_block,
+        "chunk rows row_tiles stages operands solve solve_block",
+        lambda f, p, d: smem_bytes(f, p, d) <= d.smem_per_block,
     ),
     rule(
         "states and sums exceed the registers of a thread",
         "chunk rows row_tiles helpers operands solve solve_block",
-        lambda f, p, d: registers(f, p) <= register_limit(f, d),
+        lambda f, p, d: registers(f, p, d) <= register_limit(f, d),
     ),
 )

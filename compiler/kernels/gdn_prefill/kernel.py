@@ -42,9 +42,13 @@ class Kernel(ChunkWarps):
         self.tiles = range(int(s.row_tiles))
         self.state = [self.r.float32(self.size // 8 * QUAD) for _ in self.tiles]
 
+    def tile_number(self, t: int) -> UOp:
+        """Of a warp's tile, among those of the CTA."""
+        return WARP * len(self.tiles) + t
+
     def _row(self, t: int) -> UOp:
         """The first row of a tile, of a head's state."""
-        return self.place[2] + (WARP * len(self.tiles) + t) * UNIT
+        return self.place[2] + self.tile_number(t) * UNIT
 
     # -- states --------------------------------------------------------------------------------
 
@@ -123,7 +127,7 @@ class Kernel(ChunkWarps):
         for unit in range(self.units):
             beta, factor = (self._factors(n, which, unit) for which in (Gate.BETA, Gate.PULL))
             for t in self.tiles:
-                column = (WARP * len(self.tiles) + t) * UNIT * ELEMENT
+                column = self.tile_number(t) * UNIT * ELEMENT
                 lane, place = n_rows(self.value_pitch) + column, self.token_rows(self.v, n, unit)
                 wide = load_matrix(self.r, place, lane, True).unpack(self.dtype)
                 for h in range(2):

@@ -13,8 +13,8 @@ DECISIONS = (
 RULES = (
     rule(
         listed.SHARED,
-        "chunk rows stages operands solve solve_block kernels",
-        lambda f, p, d: listed.smem_bytes(f, p) <= d.smem_per_block,
+        "chunk rows row_tiles stages operands solve solve_block kernels",
+        lambda f, p, d: listed.smem_bytes(f, p, d) <= d.smem_per_block,
     ),
 )
 

@@ -103,8 +103,12 @@ class Keys(Work):
 
     def _page(self, name: str, index: UOp) -> UOp:
         """A page of the sequence, by its place among them."""
-        entry = self.value("kv_first") + index
-        return load_global(self.keep(name, 1), "kv_indices", entry, entry < self.value("kv_end"))
+        first, end = self.value("kv_first"), self.value("kv_end")
+        entry, inside = first + index, first + index < end
+        if self.page_map:
+            entry = self.page_map.place(self.value("after") - 1, index, end - first)
+            inside = index < end - first
+        return load_global(self.keep(name, 1), "kv_indices", entry, inside)
 
     def _fill(self, step: UOp) -> None:
         """A stage of both rings, when it is free."""

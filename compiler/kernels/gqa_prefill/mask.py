@@ -2,49 +2,26 @@
 
 It is a condition on whole numbers: `q` and `k`, the places of the query and of the key among the
 tokens of their sequence, from 0; `keys`, how many tokens it has, and `queries`, how many of these,
-the last ones, ask. There are + - * // %, comparisons, and, or, not; // and % are by a number above
-0, and round down. A window of 256 keys is `q - k < 256`, beside four that all see `or k < 4`;
-documents of 512 tokens are `q // 512 == k // 512`. What could leave RANGE is refused.
+the last ones, ask. There are + - * // %, min and max, comparisons, and, or, not; // and % are by a
+number above 0, and round down. A window of 256 keys is `q - k < 256`, beside four that all see
+`or k < 4`; documents of 512 tokens are `q // 512 == k // 512`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ptxflow.compiler.ir.nodes import Op, UOp, const
-from ptxflow.compiler.tile.text import (
-    ARITHMETIC,
-    CONDITIONS,
-    Body,
-    Language,
-    Means,
-    Refused,
-    Wrong,
-)
+from ptxflow.compiler.tile import whole
+from ptxflow.compiler.tile.text import Body, Language, Refused
+from ptxflow.compiler.tile.whole import FUNCTIONS, OPERATORS, TOKENS, Span, Truth, span
 
-TOKENS = 2**22  # of all sequences, at most
-RANGE = 2**30  # of numbers, either way
 NAMES = ("q", "k", "queries", "keys")
-OPERATORS = {n: x for n, x in (ARITHMETIC | CONDITIONS).items() if x != "/"}
-LANGUAGE = Language("a mask", NAMES, OPERATORS, {}, whole=True)
-
-
-class Span(NamedTuple):
-    """What a number can be."""
-
-    low: int
-    high: int
-
-
-class Truth(NamedTuple):
-    """A condition of a kernel, and its opposite."""
-
-    yes: UOp
-    no: UOp
+LANGUAGE = Language("a mask", NAMES, OPERATORS, FUNCTIONS, whole=True)
 
 
 @dataclass(frozen=True)
@@ -60,7 +37,7 @@ class Mask:
         body = LANGUAGE.parse(text)
         some = Span(0, TOKENS)
         given = dict.fromkeys(NAMES, some) | {"q": Span(-TOKENS, TOKENS)}
-        found = LANGUAGE.evaluate(body, given, lambda x: _span(x, x), SPANS)
+        found = LANGUAGE.evaluate(body, given, lambda x: span(x, x), whole.SPANS)
         if isinstance(found, Span):
             raise Refused("a mask is a condition, and this is a number")
         if not LANGUAGE.named(body) & {"q", "k"}:
@@ -70,121 +47,12 @@ class Mask:
     def sees(self, q: Any, k: Any, queries: int, keys: int) -> Any:
         """Of NumPy's integers: where a query sees a key, if causality lets it."""
         held = dict(zip(NAMES, (q, k, queries, keys), strict=True))
-        found = LANGUAGE.evaluate(self.body, held, int, MEANS)
+        found = LANGUAGE.evaluate(self.body, held, int, whole.MEANS)
         return np.broadcast_to(found, np.broadcast_shapes(np.shape(q), np.shape(k)))
 
     def condition(self, given: Mapping[str, UOp]) -> UOp:
         """The same in a kernel, of its values. Raises Refused where it is always so, or never."""
-        found: Truth = LANGUAGE.evaluate(self.body, given, const, VALUES)
+        found: Truth = LANGUAGE.evaluate(self.body, given, const, whole.VALUES)
         if found.yes.op is Op.CONST:
             raise Refused(f"a mask that is always {bool(found.yes.arg[0])}")
         return found.yes
-
-
-# -- what is right of a text ---------------------------------------------------------------------
-
-
-def _span(low: int, high: int) -> Span:
-    if max(-low, high) >= RANGE:
-        raise Wrong(f"numbers up to {max(-low, high)}, of {TOKENS} tokens; {RANGE} are the most")
-    return Span(low, high)
-
-
-def _numbers(*given: Any) -> None:
-    if not all(isinstance(x, Span) for x in given):
-        raise Wrong("it takes numbers, and a condition is none")
-
-
-def _arithmetic(by: Callable[[int, int], int]) -> Callable[[Span, Span], Span]:
-    """Of what is greatest and least at the ends of spans."""
-
-    def of(a: Span, b: Span) -> Span:
-        _numbers(a, b)
-        ends = [by(x, y) for x in a for y in b]
-        return _span(min(ends), max(ends))
-
-    return of
-
-
-def _divided(by: Callable[[Span, int], Span]) -> Callable[[Span, Span], Span]:
-    def of(a: Span, b: Span) -> Span:
-        _numbers(a, b)
-        if b.low != b.high or b.low < 1:
-            raise Wrong("// and % are by a number above 0")
-        return by(a, b.low)
-
-    return of
-
-
-def _compared(a: Any, b: Any) -> str:
-    _numbers(a, b)
-    return "condition"
-
-
-def _joined(*given: Any) -> str:
-    if any(isinstance(x, Span) for x in given):
-        raise Wrong("and, or, not take conditions, and a number is none")
-    return "condition"
-
-
-COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
-SPANS: Means = {
-    "+": _arithmetic(lambda a, b: a + b), "-": _arithmetic(lambda a, b: a - b),
-    "*": _arithmetic(lambda a, b: a * b), "//": _divided(lambda a, d: _span(a[0] // d, a[1] // d)),
-    "%": _divided(lambda a, d: Span(0, d - 1)),
-    **dict.fromkeys(COMPARISONS, _compared), **dict.fromkeys(("and", "or", "not"), _joined),
-}  # fmt: skip
-
-# -- what it means -------------------------------------------------------------------------------
-
-MEANS: Means = {
-    "+": np.add, "-": np.subtract, "*": np.multiply, "//": np.floor_divide, "%": np.mod,
-    "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal,
-    "!=": np.not_equal, "and": np.logical_and, "or": np.logical_or, "not": np.logical_not,
-}  # fmt: skip
-
-
-def _lifted(x: UOp, number: UOp) -> UOp:
-    """A number, by a multiple of the other that no number in RANGE is below the opposite of: values
-    of kernels have no sign."""
-    return x + _lift(number)
-
-
-def _lift(number: UOp) -> int:
-    by = int(number.arg[0])
-    return -(-RANGE // by) * by
-
-
-def _below(a: UOp, b: UOp) -> Truth:
-    low, high = a + RANGE, b + RANGE
-    return Truth(low < high, low >= high)
-
-
-def _both(a: UOp, b: UOp) -> UOp:
-    for x, y in ((a, b), (b, a)):
-        if x.op is Op.CONST:
-            return y if x.arg[0] else x
-    return a & b
-
-
-def _either(a: UOp, b: UOp) -> UOp:
-    for x, y in ((a, b), (b, a)):
-        if x.op is Op.CONST:
-            return x if x.arg[0] else y
-    return a | b
-
-
-def _opposite(a: Truth) -> Truth:
-    return Truth(a.no, a.yes)
-
-
-VALUES: Means = {
-    "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
-    "//": lambda a, b: _lifted(a, b) // b - _lift(b) // int(b.arg[0]),
-    "%": lambda a, b: _lifted(a, b) % b,
-    "<": _below, ">=": lambda a, b: _opposite(_below(a, b)), ">": lambda a, b: _below(b, a),
-    "<=": lambda a, b: _opposite(_below(b, a)), "==": lambda a, b: Truth(a.eq(b), a.ne(b)),
-    "!=": lambda a, b: Truth(a.ne(b), a.eq(b)),
-    "and": lambda a, b: Truth(_both(a.yes, b.yes), _either(a.no, b.no)),
-    "or": lambda a, b: Truth(_either(a.yes, b.yes), _both(a.no, b.no)), "not": _opposite,
-}  # fmt: skip

@@ -19,6 +19,7 @@ from ptxflow.compiler.ir.storage import global_tensor, value_of
 from ptxflow.compiler.kernels.attention.sequences import load_index
 from ptxflow.compiler.kernels.gqa_prefill.decisions import HEADS, tile_rows
 from ptxflow.compiler.kernels.gqa_prefill.mask import Mask
+from ptxflow.compiler.kernels.gqa_prefill.page_map import PageMap
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.tile.values import Float32, Registers, emit
@@ -30,10 +31,12 @@ class Work:
     """A strategy applied to a problem: its tiles of queries, as every warp of a block sees them.
 
     A tile has `rows` rows: `tokens` tokens, each in `share` heads that read the same keys. A `mask`
-    that somebody wrote holds beside causality; tiles of which it hides all keys are not skipped.
+    that somebody wrote holds beside causality; tiles of which it hides all keys are not skipped. A
+    `page_map` that somebody wrote says where the table has pages.
     """
 
     mask: Mask | None = None
+    page_map: PageMap | None = None
 
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
         self.problem, self.s, self.device = problem, strategy, device

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -50,11 +51,13 @@ def compiled(formula: Formula, arguments: Arguments) -> Maker:
         on_gpu = any(t.is_cuda for t in given.tensors.values())
         if on_gpu and importlib.util.find_spec("triton") is None:
             raise ModuleNotFoundError("no Triton")
-        from torch import _dynamo, _inductor
+        from torch import _inductor
 
-        _dynamo.reset()  # else the ninth workload is no longer compiled
         _inductor.config.compile_threads = 1  # no pool of processes
-        return _of(torch.compile(formula, dynamic=False, fullgraph=True), arguments, given)
+        # what is compiled hangs on a code object, for eight workloads at most: each has its own
+        assert isinstance(formula, FunctionType) and not formula.__defaults__
+        own = FunctionType(formula.__code__.replace(), formula.__globals__, formula.__name__)
+        return _of(torch.compile(own, dynamic=False, fullgraph=True), arguments, given)
 
     return make
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,15 @@ STALE = 2.0**12  # of what lies past the end of a sequence: finite, so that a we
 PROBABILITY_ERROR = {"bfloat16": (2.0**-8, 0.0), "float16": (2.0**-11, 2.0**-25)}
 SUM_ERROR, POWER_ERROR = 2.0**-24, 2.0**-18  # of an addition; of an exponential and its rescaling
 LOG2E = math.log2(math.e)
+
+
+class Entries(Protocol):
+    """Where a page table of rows of `width` has the pages of a sequence."""
+
+    @property
+    def width(self) -> int: ...
+
+    def entry(self, page: Ints, pages: int) -> Ints: ...
 
 
 @dataclass(frozen=True)
@@ -184,14 +193,40 @@ def page_table(problem: Problem, given: Sequences, rng: np.random.Generator) -> 
 
 def cached(problem: Problem, given: Sequences, table: Tensors, tokens: Values) -> Values:
     """Tokens [tokens, ...] in a cache [num_pages, page_size, ...], as the table says."""
-    page = problem["page_size"]
-    cache = np.full((problem["num_pages"], page, *tokens.shape[1:]), np.nan)
-    starts = bounds_of(given.keys)
-    for b, (first, end) in enumerate(pairwise(table["kv_indptr"].tolist())):
-        own = np.full(((end - first) * page, *tokens.shape[1:]), STALE)
-        own[: given.keys[b]] = tokens[starts[b] : starts[b + 1]]
-        cache[table["kv_indices"][first:end]] = own.reshape(-1, page, *tokens.shape[1:])
+    cache = np.full((problem["num_pages"], problem["page_size"], *tokens.shape[1:]), np.nan)
+    cache[table["kv_indices"]] = STALE
+    cache.reshape(-1, *tokens.shape[1:])[slots(problem, given, table)] = tokens
     return stored(cache, problem.dtype)
+
+
+def slots(problem: Problem, given: Sequences, table: Tensors) -> Ints:
+    """Where each token lies among the slots of all pages."""
+    page, out = problem["page_size"], []
+    for first, count in zip(table["kv_indptr"].tolist(), given.keys.tolist(), strict=False):
+        token = np.arange(count)
+        out.append(
+            table["kv_indices"][first + token // page].astype(np.int64) * page + token % page
+        )
+    return np.concatenate(out)
+
+
+def in_rows(table: Tensors, entries: Entries) -> tuple[Tensors, Tensors]:
+    """The table as rows of `width` entries, one a sequence, pages where the map says; and as it
+    was, with the pages that are found so: a later one takes an entry from an earlier one."""
+    begins, found = table["kv_indptr"].tolist(), table["kv_indices"].copy()
+    rows = np.zeros((len(begins) - 1, entries.width), np.int32)
+    for row, (first, end) in zip(rows, pairwise(begins), strict=True):
+        places = entries.entry(np.arange(end - first), end - first)
+        row[places] = found[first:end]
+        found[first:end] = row[places]
+    return {**table, "kv_indices": rows.ravel()}, {**table, "kv_indices": found}
+
+
+def last_there(where: Ints) -> Ints:
+    """Of each token the last one that lies in its slot."""
+    found = np.empty(where.max(initial=-1) + 1, np.int64)
+    found[where] = np.arange(len(where))
+    return found[where]
 
 
 def normal(problem: Problem, rng: np.random.Generator, *shape: int) -> Values:

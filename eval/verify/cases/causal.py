@@ -23,18 +23,19 @@ def case(
     queries: Sequence[int] | None = None,
     scale: float | None = None,
     sees: attention.Sees | None = None,
+    entries: attention.Entries | None = None,
 ) -> Case:
     """All tensors; of each sequence `lengths` are the keys and `queries` the queries (one each in
     decoding), and `scale` is that of scores, by default one by the root of a key's dims.
 
     They must have the problem's axes. With an odd seed an empty sequence has a page without tokens.
-    `sees` is a mask of GQA, beside causality.
+    `sees` is a mask of GQA, beside causality; `entries` say where its page table has pages.
     """
     given = attention.choose(problem, lengths, queries, seed)
     rng = np.random.default_rng(seed)
     if "head_dim_ckv" in dict(problem.axes):
         return _mla(problem, given, rng, scale)
-    return _gqa(problem, given, rng, scale, sees)
+    return _gqa(problem, given, rng, scale, sees, entries)
 
 
 def _gqa(
@@ -43,6 +44,7 @@ def _gqa(
     rng: np.random.Generator,
     scale: float | None,
     sees: attention.Sees | None,
+    entries: attention.Entries | None,
 ) -> Case:
     axes = dict(problem.axes)
     heads, kv_heads, dim = (axes[n] for n in ("num_qo_heads", "num_kv_heads", "head_dim"))
@@ -56,9 +58,15 @@ def _gqa(
         tensors |= {"k": stored(k, problem.dtype), "v": stored(v, problem.dtype)}
         tensors["kv_indptr"] = attention.bounds_of(given.keys).astype(np.int32)
     else:
-        tensors |= attention.page_table(problem, given, rng)
+        table = attention.page_table(problem, given, rng)
+        tensors |= table
+        if entries:
+            rows, table = attention.in_rows(table, entries)
+            tensors |= rows
+            last = attention.last_there(attention.slots(problem, given, table))
+            k, v = k[last], v[last]
         for name, tokens in (("k_cache", k), ("v_cache", v)):
-            tensors[name] = attention.cached(problem, given, tensors, tokens)
+            tensors[name] = attention.cached(problem, given, table, tokens)
     return attention.complete(problem, tensors, given, q, k, v, scale or dim**-0.5, sees)
 
 
