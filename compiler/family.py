@@ -298,7 +298,7 @@ class Size:
     """Axes of an emulation problem, laid over those of the first one.
 
     `blocks` (CTAs along x) replaces the grid's; of `some` clusters of each launch alone, spread
-    over the grid (of all where it says 0, or no more), what they write is compared. `absent`:
+    over the grid (-n: the first n; 0, or no more: all), what they write is compared. `absent`:
     optional inputs are not given.
     """
 
