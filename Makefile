@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Python compiles the modules that are imported, once, rather than pip all that there are
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test types quick test-all clean
+.PHONY: demo test types quick test-all bytecode clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python train.py --preset demo --out $(OUT)/train
@@ -23,9 +23,14 @@ demo: $(VENV)/.installed
 		--checkpoint $(CHECKPOINT) --out $(OUT)/kernels
 	@echo && echo "Written:" && find $(OUT) -type f | sort
 
-test: $(VENV)/.installed-test
+test:
+	@$(MAKE) --no-print-directory -j 2 bytecode $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(MAKE) --no-print-directory -j 2 types quick
+
+# once, while pip leaves a core idle, rather than by each process of the tests
+bytecode:
+	@$(PYTHON) -m compileall compiler env gfn eval > /dev/null
 
 # at once: mypy has one process, and leaves the other core idle
 types: $(VENV)/.installed-test

@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
 
@@ -198,9 +197,6 @@ class Strategy:
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
 
 
-Array = NDArray[Any]
-
-
 @dataclass(frozen=True)
 class Resources:
     """What strategies take of an SM; every field an int array [candidates], or an int."""
@@ -302,7 +298,7 @@ class Size:
     """Axes of an emulation problem, laid over those of the first one.
 
     `blocks` (CTAs along x) replaces the grid's; of `some` clusters of each launch alone, spread
-    over the grid (of all where it says 0, or no more), what they write is compared. `absent`:
+    over the grid (-n: the first n; 0, or no more: all), what they write is compared. `absent`:
     optional inputs are not given.
     """
 

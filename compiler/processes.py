@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -16,6 +17,9 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+#: thresholds of garbage collection: kernels are trees that live long, and looking for garbage
+#: among them took a fifth of an emulator's time
+SELDOM = 50_000, 50, 50
 J = TypeVar("J")
 T = TypeVar("T")
 
@@ -62,6 +66,7 @@ def each(
 def begin(watched: Connection, niceness: int = 0) -> None:
     """In a worker: interrupts pass it over; it ends once nobody holds the other end of the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.set_threshold(*SELDOM)
     os.nice(niceness)
     threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
 

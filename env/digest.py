@@ -7,7 +7,6 @@ entry: tensors, shapes, names and whatever else the header says.
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 import struct
 
@@ -30,19 +29,12 @@ def sealed(data: bytes) -> bytes:
     return struct.pack("<Q", size + len(entry)) + BEGIN + entry + data[8 + len(BEGIN) :]
 
 
-def checked(data: bytes, name: object) -> str:
-    """The digest of a whole file of ours; DamagedError where that is not what the file says.
-
-    One that says none, as were written before there were digests, is taken with a warning.
-    """
+def checked(data: bytes) -> str:
+    """The digest of a whole file of ours; DamagedError where that is not what the file says, or it
+    says none."""
     found = FORM.match(data, 8)
     if not found:
-        if not data.startswith(BEGIN + OURS, 8):
-            raise DamagedError("its digest cannot be read")
-        logging.getLogger(__name__).warning(
-            "%s: has no digest, as files of earlier versions: damage to it would go unnoticed", name
-        )
-        return hashlib.sha256(data).hexdigest()
+        raise DamagedError("its digest cannot be read")
     (size,) = struct.unpack("<Q", data[:8])
     bare = struct.pack("<Q", size + 8 + len(BEGIN) - found.end()) + BEGIN + data[found.end() :]
     digest = hashlib.sha256(bare).hexdigest()

@@ -79,12 +79,11 @@ def read(path: Path) -> Surrogate:
     try:
         tensors = load(data)
         about = _about(data)
-        digest = checked(data, path)
         if about["format"] != FORMAT:
             raise SurrogateError(
                 f"{path}: surrogate format {about['format']}; this version reads {FORMAT}"
             )
-        surrogate = _build(about, tensors, digest[:16])
+        surrogate = _build(about, tensors, checked(data)[:16])
     except (SafetensorError, DamagedError) as error:
         raise SurrogateError(f"{path}: the surrogate is damaged: {error}") from None
     except SurrogateError:

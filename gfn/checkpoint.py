@@ -68,11 +68,11 @@ def read(path: Path) -> Checkpoint:
     try:
         tensors = load(data)
         about = json.loads(header["__metadata__"][KEY])
-        checked(data, path)
         if about["format"] != FORMAT:
             raise CheckpointError(
                 f"{path}: checkpoint format {about['format']}; this version reads {FORMAT}"
             )
+        checked(data)
         return Checkpoint(NetworkConfig.from_json(about["network"]), about["config"], tensors)
     except (SafetensorError, DamagedError) as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from None

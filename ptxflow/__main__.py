@@ -39,7 +39,6 @@ COMMANDS = {
     },
     "measure, on a GPU": {
         "campaign": ("eval.bench.campaign", "check and time strategies beside libraries"),
-        "baselines": ("eval.bench.baselines.__main__", "time libraries alone"),
         "policy-draws": ("eval.sample.draws", "what a policy would try, for a campaign"),
         "harness": ("eval.sample.harness", "flashinfer-bench on Solutions and libraries"),
         "faults": ("eval.bench.faults", "a campaign on a simulated cluster while things go wrong"),
@@ -56,6 +55,7 @@ COMMANDS = {
         "knowledge": ("eval.tune.knowledge", "what tuning sessions learned of moves"),
     },
     "fit": {
+        "new-device": ("eval.study.new_device", "measure a device that nobody measured, and fit"),
         "fit-surrogate": ("eval.study.surrogate", "a surrogate, to measurements"),
         "ranking": ("eval.study.ranking", "how well model and surrogate rank what was measured"),
         "calibrate": ("eval.study.calibration", "the model's constants, to measurements"),

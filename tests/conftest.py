@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import HealthCheck, settings
 
+from ptxflow.compiler.processes import SELDOM
+
+gc.set_threshold(*SELDOM)
 settings.register_profile(
     "ptxflow",
     derandomize=True,

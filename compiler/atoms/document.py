@@ -65,8 +65,8 @@ What the validator asks of every use, besides kinds of operands, scope and lanes
 TIMED = """\
 ## Measured on sm_90a
 
-By `ptxflow microbench` on an H200, from the files in `compiler/atoms/measured/`. Cycles are of
-steps that wait for each other, with the 5th and 95th percentile over SMs where they differ; rates
+By `ptxflow microbench`, the first of the files in `compiler/atoms/measured/`. Cycles are of steps
+that wait for each other, with the 5th and 95th percentile over SMs where they differ; rates
 are steps a cycle of an SM, of a warp or a warpgroup each, at the most warps that were tried. A step
 of several rows, or of several machine instructions (SASS), is timed as a whole. Nothing is measured
 on sm_100a.
@@ -94,12 +94,12 @@ def records() -> list[dict[str, Any]]:
 
 
 def timings(row: Atom) -> dict[str, dict[str, Any]]:
-    """What micro-benchmarks say of a row, by the GPU and the probe. Latency is cycles: the median,
-    percentiles 5 and 95 over SMs, the least and greatest of a repeat; throughput steps a cycle of
-    an SM by warps, with the same percentiles."""
+    """What micro-benchmarks say of a row on the first GPU of each kind, by its name and the probe.
+    Latency is cycles: the median, percentiles 5 and 95 over SMs, the least and greatest of a
+    repeat; throughput steps a cycle of an SM by warps, with the same percentiles."""
     return {
-        f"{record['gpu']['name']} {i}": found
-        for i, record in enumerate(records())
+        record["gpu"]["name"]: found
+        for record in reversed(records())
         if (found := {n: p for n, p in record["probes"].items() if row.name in p["rows"]})
     }
 

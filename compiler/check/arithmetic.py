@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ptxflow.compiler.ir import KernelInfo, Op, UOp
@@ -52,15 +53,22 @@ class Term(NamedTuple):
 
 
 class Arithmetic:
-    """The terms of a kernel's values. An environment maps names to numbers of 32 bits."""
+    """The terms of a kernel's values. An environment maps names to numbers of 32 bits; `loops` are
+    the highest values of loops' variables, where these are known."""
 
-    def __init__(self, info: KernelInfo):
+    def __init__(self, info: KernelInfo, loops: Mapping[str, int] = MappingProxyType({})):
         self._terms: dict[UOp, Term] = {}
         last = {"warp": info.warps - 1, "lane": 31, "cta_rank": info.cluster - 1}
         self._last = {(name, "special"): value for name, value in last.items()}
+        self._last |= {(name, "loop"): value for name, value in loops.items()}
 
     def source(self, node: UOp) -> str:
         return self._term(node).exact().text
+
+    def bounds(self, node: UOp) -> tuple[int, int]:
+        """What a value is at the least and at the most."""
+        _, low, high = self._term(node).exact()
+        return low, high
 
     def _term(self, node: UOp) -> Term:
         found = self._terms.get(node)

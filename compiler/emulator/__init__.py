@@ -63,9 +63,10 @@ def emulate(
     `tensors` are C-contiguous arrays by the names that the launch uses (bfloat16 as uint16 bits);
     an optional one may be missing. `seed` picks a schedule: 0 lets everything land as late as it
     can, others mix. `some` has the number of clusters that run of each launch, spread over its
-    grid; 0, or none, runs all. `grid` (CTAs along x) replaces the (first) launch's, for persistent
-    kernels. `arguments` are what parameters take besides tensors. A launch of more than `limit`
-    instructions (0: 50 million a cluster) does not end. A workspace begins as NaN.
+    grid, or -n for the first n; 0, or none, runs all. `grid` (CTAs along x) replaces the (first)
+    launch's, for persistent kernels. `arguments` are what parameters take besides tensors. A launch
+    of more than `limit` instructions (0: 50 million a cluster) does not end. A workspace begins as
+    NaN.
     `before`: tensors that what is before the call in the stream may access until the first launch
     has waited for it. Launches before the `first` are over: what they left is in `tensors`, where
     workspaces may be, too.

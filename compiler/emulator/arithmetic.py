@@ -43,7 +43,7 @@ def _format(line: Line, kind: str, x2: str | None, *modifiers: str | None) -> Fo
     return Format(kind, bool(x2), ".ftz" in modifiers)
 
 
-def _bounded(values: Array, bound: str | None) -> Array:
+def bounded(values: Array, bound: str | None) -> Array:
     """.sat: between 0 and 1, NaN gives 0. .relu: at least 0, NaN stays."""
     if bound == ".sat":
         return np.clip(np.nan_to_num(values, nan=0.0), values.dtype.type(0), values.dtype.type(1))
@@ -98,7 +98,7 @@ def float_binary(line: Line) -> Step:
         "mul": np.multiply,
     }
     compute = computes[what]
-    step = of_floats(line, fmt, (fmt, fmt), lambda a, b: _bounded(compute(a, b), bound))
+    step = of_floats(line, fmt, (fmt, fmt), lambda a, b: bounded(compute(a, b), bound))
     return _by_halves(line, fmt, step)
 
 
@@ -111,10 +111,32 @@ def fused(line: Line) -> Step:
 
     def compute(a: Array, b: Array, c: Array) -> Array:
         if kind == "f64":
-            return _bounded(fused_double(a, b, c), bound)
-        return _bounded(add(a.astype(np.float64) * b, c.astype(np.float64)), bound)
+            return bounded(fused_double(a, b, c), bound)
+        return bounded(add(a.astype(np.float64) * b, c.astype(np.float64)), bound)
 
     return _by_halves(line, fmt, of_floats(line, fmt, (fmt, fmt, fmt), compute))
+
+
+@operation(r"fma\.(rm|rp|rz)(\.ftz)?\.f32")
+def fused_directed(line: Line) -> Step:
+    """PTX ISA 9.7.3.6, rounded down, up, or towards zero: from a sum that is odd where inexact."""
+    rounding, ftz = line.match.groups()
+    fmt = _format(line, "f32", None, ftz)
+
+    def compute(a: Array, b: Array, c: Array) -> Array:
+        product, other = a.astype(np.float64) * b, c.astype(np.float64)
+        exact = add_to_odd(product, other)
+        near = exact.astype(np.float32)
+        low, high = (
+            np.where(off, np.nextafter(near, np.float32(to)), near)
+            for off, to in ((near > exact, -np.inf), (near < exact, np.inf))
+        )
+        if rounding == "rz":
+            return np.where(exact < 0, high, low)
+        cancelled = (exact == 0) & (np.signbit(product) != np.signbit(other))
+        return np.where(cancelled, np.float32(-0.0), low) if rounding == "rm" else high
+
+    return of_floats(line, fmt, (fmt, fmt, fmt), compute)
 
 
 @operation(r"(add|sub|fma)(?:\.rn)?(\.sat)?\.f32\.(f16|bf16)")
@@ -126,11 +148,11 @@ def mixed(line: Line) -> Step:
     half, single = Format(kind), Format("f32")
 
     def sum_of(a: Array, c: Array) -> Array:
-        return _bounded(a.astype(np.float32) + (-c if what == "sub" else c), bound)
+        return bounded(a.astype(np.float32) + (-c if what == "sub" else c), bound)
 
     def fused_of(a: Array, b: Array, c: Array) -> Array:
         product = a.astype(np.float64) * b
-        return _bounded(add_for_single(product, c.astype(np.float64)), bound)
+        return bounded(add_for_single(product, c.astype(np.float64)), bound)
 
     if what == "fma":
         return of_floats(line, single, (half, half, single), fused_of)

@@ -99,17 +99,18 @@ def logic3(line: Line) -> Step:
     return elementwise(line, 32, (32, 32, 32, 32), compute)
 
 
-@operation(r"dp4a\.([us])32\.([us])32")
-def dot_bytes(line: Line) -> Step:
-    """Four products of bytes, each extended as its type says, added to the third source (PTX ISA
-    9.7.1.23); modulo 2^32."""
-    kinds = [np.int8 if sign == "s" else np.uint8 for sign in line.match.groups()]
+@operation(r"(dp4a|dp2a\.lo|dp2a\.hi)\.([us])32\.([us])32")
+def dot(line: Line) -> Step:
+    """Four products of bytes, or two of halves and the lower or upper bytes, each extended as its
+    type says, added to the third source (PTX ISA 9.7.1.23, 9.7.1.24); modulo 2^32."""
+    name, *signs = line.match.groups()
+    whole = name == "dp4a"
+    first = ("i1", "u1")[signs[0] == "u"] if whole else ("i2", "u2")[signs[0] == "u"]
+    part = slice(2, 4) if name.endswith("hi") else slice(0, 4 if whole else 2)
 
     def compute(a: Array, b: Array, c: Array) -> Array:
-        left, right = (
-            np.ascontiguousarray(x).view(kind).reshape(-1, 4).astype(np.int64)
-            for x, kind in zip((a, b), kinds, strict=True)
-        )
-        return np.asarray((left * right).sum(1) + c.astype(np.int64))
+        left = np.ascontiguousarray(a).view(first).reshape(len(a), -1).astype(np.int64)
+        octets = np.ascontiguousarray(b).view(("i1", "u1")[signs[1] == "u"]).reshape(-1, 4)
+        return np.asarray((left * octets[:, part]).sum(1) + c.astype(np.int64))
 
     return elementwise(line, 32, (32, 32, 32), compute)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ptxflow.compiler.emulator.arithmetic import of_floats
+from ptxflow.compiler.emulator.arithmetic import bounded, of_floats
 from ptxflow.compiler.emulator.formats import Format, tensor_float
 from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value
 from ptxflow.compiler.emulator.operands import Line, operation
@@ -60,6 +60,12 @@ def convert_double(line: Line) -> Step:
     source = Format(origin, flushes=flushes and origin == "f32")
     target = Format(to, flushes=flushes and to == "f32")
     return of_floats(line, target, (source,), lambda a: a.astype(np.float64))
+
+
+@operation(r"cvt(\.ftz)?(\.sat)?\.(f32)\.f32")
+def convert_single(line: Line) -> Step:
+    source, bound = _source(line, line.match[3], line.match[1]), line.match[2]
+    return of_floats(line, source, (source,), lambda a: bounded(a, bound))
 
 
 @operation(r"cvt\.(rna|rn)(\.satfinite)?\.tf32\.f32")

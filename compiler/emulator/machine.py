@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -133,10 +133,12 @@ class Machine(Grid):
 
     def run(self, some: int = 0) -> Report:
         """Run all clusters of the grid, one after another, or `some`: the first, the last, and
-        others between."""
+        others between; of -n, the first n."""
         count = math.prod(self.clusters)
-        spread = {round(place) for place in np.linspace(0, count - 1, min(some, count))}
-        for index in sorted(spread) if some else range(count):
+        chosen: Iterable[int] = range(min(-some or count, count))
+        if some > 0:
+            chosen = sorted({round(place) for place in np.linspace(0, count - 1, min(some, count))})
+        for index in chosen:
             with np.errstate(all="ignore"):  # NaN and infinity are values like others
                 self._run_cluster(index)
             self.report.clusters += 1

@@ -435,7 +435,7 @@ class _Parser:
             if not isinstance(held, Register) or held.width != 1:
                 raise self._fail(f"guard {head!r} is not a predicate", line)
             guard = held
-        opcode, _, tail = rest.partition(" ")
+        opcode, tail = (*re.split(r"\s+|(?=[{\[])", rest, maxsplit=1), "")[:2]
         if len(self.out.code) >= MOST:
             raise self._fail(f"more than {MOST} instructions, calls put in", line)
         self.real = "<d" if opcode.endswith(".f64") else "<f"

@@ -154,23 +154,26 @@ def _divided(what: str, a: Value, b: Value, width: int) -> Value:
     return np.where(negative, 0 - out, out)
 
 
-def _wide(value: Value, is_signed: bool) -> Value:
-    """A 32-bit value extended to 64 bits."""
+def _wide(value: Value, is_signed: bool, width: int = 32) -> Value:
+    """A value extended to twice its bits."""
     if not is_vector(value):
-        return to_signed(value, 32) & MASKS[64] if is_signed else value
+        return to_signed(value, width) & MASKS[2 * width] if is_signed else value
+    wide = DTYPES[2 * width]
     return (
-        value.view(np.int32).astype(np.int64).view(np.uint64)
+        value.view(_SIGNED[width]).astype(_SIGNED[2 * width]).view(wide)
         if is_signed
-        else value.astype(np.uint64)
+        else value.astype(wide)
     )
 
 
-@operation(r"mul\.wide\.(u|s)32")
+@operation(r"mul\.wide\.(u|s)(16|32)")
 def mul_wide(line: Line) -> Step:
-    is_signed = line.match[1] == "s"
-    return line.result(
-        64, (32, 32), lambda a, b: (_wide(a, is_signed) * _wide(b, is_signed)) & MASKS[64]
-    )
+    is_signed, width = line.match[1] == "s", int(line.match[2])
+
+    def compute(a: Value, b: Value) -> Value:
+        return (_wide(a, is_signed, width) * _wide(b, is_signed, width)) & MASKS[2 * width]
+
+    return line.result(2 * width, (width, width), compute)
 
 
 @operation(r"mul\.hi\.(u|s)(32|64)")
@@ -194,17 +197,18 @@ def mul_hi(line: Line) -> Step:
     return line.result(width, (width, width), compute)
 
 
-@operation(r"mad\.(lo|wide)\.(u|s)32")
+@operation(r"mad\.(lo\.[us](?:16|32|64)|wide\.[us](?:16|32))")
 def mad(line: Line) -> Step:
-    wide, is_signed = line.match[1] == "wide", line.match[2] == "s"
-    width = 64 if wide else 32
+    what, kind = line.match[1].split(".")
+    wide, is_signed, width = what == "wide", kind[0] == "s", int(kind[1:])
+    out = 2 * width if wide else width
 
     def compute(a: Value, b: Value, c: Value) -> Value:
         if wide:
-            a, b = _wide(a, is_signed), _wide(b, is_signed)
-        return (a * b + c) & MASKS[width]
+            a, b = _wide(a, is_signed, width), _wide(b, is_signed, width)
+        return (a * b + c) & MASKS[out]
 
-    return line.result(width, (32, 32, width), compute)
+    return line.result(out, (width, width, out), compute)
 
 
 @operation(r"bfe\.(u|s)(32|64)")

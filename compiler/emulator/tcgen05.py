@@ -73,15 +73,19 @@ def accumulator(shape: InstructionDescriptor, number: int, rank: int, address: i
 
 @operation(r"tcgen05\.mma\.cta_group::([12])\.kind::(f16|tf32|f8f6f4|i8)")
 def multiply(line: Line) -> Step:
-    line.count(5)
     number = int(line.match[1])
+    masks = line.slots(4, 32) if line.count(5, 6) == 6 else ()  # of lanes of D that are left out
+    if len(masks) not in (0, 4 * number):
+        raise line.refuse(f"leaves lanes out by {len(masks)} registers, not {4 * number}")
     in_memory = isinstance(line.operand(1), Address)
     a = line.address(1) if in_memory else line.read(1, 64)
     address, b = line.address(0), line.read(2, 64)
-    idesc, enable = line.read(3, 32), line.read(4, 1)
+    idesc, enable = line.read(3, 32), line.read(5 if masks else 4, 1)
 
     def run(w: Warp) -> None:
         unordered(w, line.ins.line)
+        if any(np.any(w.regs[slot]) for slot in masks):
+            raise Fault("lanes of D that are left out are not modelled")
         for lane, (d, da, db, code, accumulate) in by_lane(
             w, address(w), a(w), b(w), idesc(w), enable(w)
         ):

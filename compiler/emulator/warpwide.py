@@ -219,10 +219,14 @@ def move_matrix(line: Line) -> Step:
     return run
 
 
-@operation(r"ldmatrix\.sync\.aligned\.m8n8\.x([124])(\.trans)?\.shared(?:::cta)?\.b16")
+@operation(
+    r"ldmatrix\.sync\.aligned(?:\.m8n8)?\.x([124])(\.trans)?(?:\.m8n8)?(?:\.trans)?"
+    r"\.shared(?:::cta)?\.b16"
+)
 def load_matrix(line: Line) -> Step:
+    """Compilers write the shape behind the count, too, as ptxas lets them."""
     line.count(2)
-    slots, address, flip = line.slots(0, 32), line.address(1), bool(line.match[2])
+    slots, address, flip = line.slots(0, 32), line.address(1), ".trans" in line.ins.opcode
     if len(slots) != int(line.match[1]):
         raise line.refuse(f"loads {line.match[1]} matrices into {len(slots)} registers")
 

@@ -38,7 +38,6 @@ from ptxflow.compiler.launch import (
 from ptxflow.compiler.library.signature import ALIGNMENT, Signature, span
 
 _WORKSPACE_ALIGNMENT = 256  # bytes, as torch's allocations have
-Layout = tuple[tuple[int, ...], tuple[int, ...]]  # shape, strides in elements
 
 
 @dataclass(frozen=True)

@@ -57,15 +57,6 @@ def pattern(total: int, parts: int) -> str:
     return UNEVEN[(rest - 1) % len(UNEVEN)] if rest else EVEN
 
 
-def spread(axes: Mapping[str, int]) -> str:
-    """The pattern of a workload's queries where it packs them, else of its pages; empty where the
-    axes say of no sequences."""
-    for axis in ("total_q", "num_kv_indices"):
-        if axis in axes and "len_indptr" in axes:
-            return pattern(axes[axis], axes["len_indptr"] - 1)
-    return ""
-
-
 def split(total: int, parts: int, of: str) -> Ints:
     """`parts` lengths that sum to `total`, by their pattern; `of` names them, for the order."""
     kind = pattern(total, parts)

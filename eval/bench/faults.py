@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -334,8 +335,9 @@ def broken(args: argparse.Namespace) -> tuple[Run, dict[str, Run]]:
         elif name == CUT:
             out.write_bytes(outs["alone"].read_bytes()[:at])
         elif name == SCHEDULER:
-            with suppress(WorkerError):
-                on_cluster(workloads, tables[args.seconds], out, args, _kill_scheduler)
+            with suppress(WorkerError, BrokenProcessPool):  # whoever misses it first
+                killer = functools.partial(_kill_scheduler, out, count // 4)
+                on_cluster(workloads, tables[args.seconds], out, args, killer)
         ended = len(read_records(out))
         if name == SCHEDULER:
             run = on_cluster(workloads, tables[args.seconds], out, args, _kill_nobody)
@@ -368,12 +370,15 @@ def _jumping_clock(rng: random.Random) -> Iterator[None]:
 
 
 def _kill_scheduler(
-    host: Any, span: float, args: argparse.Namespace, ended: threading.Event, killed: list[int]
-) -> None:
-    """In the middle of a campaign."""
-    if not ended.wait(0.4 * span):
-        host.scheduler.process.kill()
-        killed.append(host.scheduler.process.pid)
+    out: Path, enough: int, host: Any, _span: float, _args: argparse.Namespace,
+    ended: threading.Event, killed: list[int],
+) -> None:  # fmt: skip
+    """Once the file of records has so many."""
+    while not ended.wait(0.05):
+        if out.exists() and out.read_bytes().count(b"\n") >= enough:
+            host.scheduler.process.kill()
+            killed.append(host.scheduler.process.pid)
+            return
 
 
 def _kill_nobody(*_: Any) -> None:

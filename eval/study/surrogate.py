@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import ptxflow
 from ptxflow.command import BadInput, Parser, reports
-from ptxflow.env.observations import read_observed
+from ptxflow.env.observations import Observations, read_observed
 from ptxflow.env.surrogate import Surrogate
 from ptxflow.env.surrogate_file import write
 from ptxflow.env.surrogate_fit import FitConfig, fit
@@ -60,22 +60,28 @@ def judge(observed: Sequence[Any], args: argparse.Namespace, config: FitConfig) 
 def run(args: argparse.Namespace) -> int:
     device = find_device(args.device)
     held, foreign = read_observed(args.measurements, device)
-    observed = one_family(
-        [o for o in held if o.problem.definition not in args.without], args.family
-    )
-    name = observed[0].family.name
+    if foreign:
+        print(f"{foreign} measurements are of other decisions and were left out")
+    some = [o for o in held if o.problem.definition not in args.without]
+    fit_family(one_family(some, args.family), args)
+    return 0
+
+
+def fit_family(observed: Sequence[Observations], args: argparse.Namespace) -> dict[str, Any]:
+    """Judge unless `args.no_judge`, fit to everything, and write; the means of what was judged."""
+    name, device = observed[0].family.name, observed[0].device.name
     total = sum(map(len, observed))
-    print(f"{total} strategies of {len(observed)} workloads of {name} measured on {device.name}"
-          f"{f'; {foreign} of other decisions left out' if foreign else ''}")  # fmt: skip
+    print(f"{total} strategies of {len(observed)} workloads of {name} measured on {device}")
     config = FitConfig(kappa=args.kappa, steps=args.steps, seed=args.seed)
-    judged = {} if args.no_judge else {"held_out": judge(observed, args, config)}
+    held_out = {} if args.no_judge else judge(observed, args, config)
     with tqdm(total=config.steps, desc="fit", unit="step") as bar:
         fitted: Surrogate = fit(observed, config, bar.update)
+    judged = {"held_out": held_out} if held_out else {}
     about = {**fitted.about, **judged, "files": sorted(p.name for p in args.measurements)}
     about["ptxflow"] = ptxflow.__version__
     write(args.out, replace(fitted, about=about))
     print(f"written to {args.out}")
-    return 0
+    return held_out
 
 
 @reports("fit-surrogate")

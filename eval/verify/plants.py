@@ -115,7 +115,7 @@ def plant(
 ) -> list[Plant]:
     """The plants of a kernel, assembled: of its first mutants, so many, those no trial killed."""
     (problem, strategy), count = given
-    maker, (_, lowered) = family(strategy.family), small_kernel(given[0], device)
+    maker, (shape, lowered) = family(strategy.family), small_kernel(given[0], device)
     text = write(lowered, device)
     kernel = digest(text)
     if all(j.kernel != kernel for j in judged.values()):
@@ -125,8 +125,8 @@ def plant(
     own = ptxas.assemble(write(large, device), device.arch).cubin
     launch = maker.launch(problem, strategy, device).to_json()
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
-    out = []
-    for mutant in drawn_mutants(small, device, count, rng):
+    trips, out = maker.trips(shape, strategy, device), []
+    for mutant in drawn_mutants(small, device, count, rng, trips):
         found = judged.get(name_of(kernel, digest(write(mutant.within(small), device))))
         if found is None or found.verdict not in PASSED:
             continue

@@ -1,18 +1,21 @@
 """What values are in each thread of a cluster, as far as they depend on nothing but the thread.
 
-The variable of a loop of at most one turn is 0.
+A loop takes no second turn where none does in any trip class of its family.
 """
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.compiler.ir.nodes import LANE, PREDICATES, WARP, Op, UOp, special
+from ptxflow.compiler.check.arithmetic import MAX, Arithmetic
+from ptxflow.compiler.family import Trip
+from ptxflow.compiler.ir.nodes import LANE, PREDICATES, WARP, Op, UOp, alu, const, special, var
 from ptxflow.compiler.ir.statements import KernelInfo, body_of, walk
 
 Values = NDArray[np.uint64] | None
@@ -28,18 +31,28 @@ class Threads:
         self.known: dict[UOp, Values] = {
             special(n): p for n, p in zip(self.sides, places, strict=True)
         }
+        self.shorter: dict[UOp, UOp] = {}
+        self.bounded = Arithmetic(info)
 
-    def learn(self, kernel: UOp) -> None:
-        """That variables are 0 whose loops, each of them, begin at 0 and take at most one turn."""
-        once: dict[UOp, bool] = {}
+    def learn(self, kernel: UOp, trips: Sequence[Trip] = ()) -> None:
+        """How high the variables of loops are that begin at 0: by the bounds of their ends, or 0
+        where no trip class has a second turn, which of a loop that may turn often some have."""
+        most: dict[str, float] = {}
+        runs = [dict(t.values) for t in trips if t.entry in ("", kernel.arg.name)]
         for _, node in walk(kernel):
             if node.op is Op.LOOP:
                 variable, start, stop, _ = node.src[:4]
-                sides = stop.src if stop.op is Op.ALU and stop.arg == "min" else (stop,)
-                short = any(s.op is Op.CONST and s.arg[0] <= 1 for s in sides)
-                short &= start.op is Op.CONST and start.arg[0] == 0
-                once[variable] = once.get(variable, True) and short
-        self.known |= {v: np.zeros_like(self.known[LANE]) for v, short in once.items() if short}
+                turns: float = self.bounded.bounds(stop)[1]
+                if _most(self.bounded.source(stop), runs) <= 1:
+                    turns = 1
+                if start.op is not Op.CONST or start.arg[0]:
+                    turns = math.inf
+                most[variable.arg[0]] = max(most.get(variable.arg[0], 0), turns - 1)
+        known = {name: int(last) for name, last in most.items() if last < MAX}
+        self.bounded = Arithmetic(kernel.arg, known)
+        self.known |= {
+            var(name): np.zeros_like(self.known[LANE]) for name, last in known.items() if not last
+        }
 
     def of_statements(
         self, node: UOp, path: tuple[int, ...] = (), held: Mask | None = None
@@ -62,10 +75,39 @@ class Threads:
             yield from self.of_statements(child, (*path, i), mask)
 
     def same(self, one: UOp, two: UOp, where: Mask | None) -> bool:
-        """Whether two values are equal in every thread `where` they are computed; False where they
-        depend on more."""
+        """Whether two values are equal in every thread `where` they are computed; of what depends
+        on more, whether they are the same once what is known of their parts is put in."""
         a, b = self.of(one), self.of(two)
-        return a is not None and b is not None and bool((a == b)[where].all())
+        if a is None or b is None:
+            return self.put_in(one) is self.put_in(two)
+        return bool((a == b)[where].all())
+
+    def put_in(self, value: UOp) -> UOp:
+        """A value with constants for the parts that are one in all threads, less what cannot
+        change it."""
+        if value not in self.shorter:
+            found = self.of(value)
+            if found is not None and (found == found[0]).all():
+                self.shorter[value] = const(int(found[0]))
+            elif value.op is Op.ALU:
+                self.shorter[value] = self._less(alu(value.arg, *map(self.put_in, value.src)))
+            else:
+                self.shorter[value] = value
+        return self.shorter[value]
+
+    def _less(self, value: UOp) -> UOp:
+        """A constant, or the left operand alone, where that is all that a value can be."""
+        low, high = self.bounded.bounds(value)
+        if low == high:
+            return const(low)
+        if value.op is Op.ALU and value.arg in ("rem", "min", "lt", "and"):
+            (_, left), (right, _) = map(self.bounded.bounds, value.src)
+            if value.arg == "lt":
+                return const(1) if left < right else value
+            mask = value.arg == "and" and value.src[1] is const(right) and not right & (right + 1)
+            if left < right + (value.arg == "min" or mask) and (mask or value.arg != "and"):
+                return value.src[0]
+        return value
 
     def of(self, value: UOp) -> Values:
         """32-bit numbers, one for each thread; None of what depends on more, or is unspecified."""
@@ -81,6 +123,14 @@ class Threads:
                     found = next((s for s in sides if s is not None and not s.any()), None)
             self.known[value] = found
         return self.known[value]
+
+
+def _most(stop: str, runs: Sequence[dict[str, int]]) -> float:
+    """The greatest value of an expression in some runs; infinite where that depends on more."""
+    try:
+        return max((eval(stop, {"min": min}, {"e": run}) for run in runs), default=math.inf)
+    except KeyError:
+        return math.inf
 
 
 def _computed(name: str, a: Any, b: Any) -> Values:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from ptxflow.compiler.atoms.table import Atom, all_atoms, atom
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir.nodes import VALUES, Op, UOp, Use, alu, const
 from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, walk
 from ptxflow.eval.verify.equivalent import HINTS, names
@@ -104,11 +105,11 @@ def _here(statement: UOp, old: UOp, new: UOp) -> UOp:
     )
 
 
-def candidates(kernel: UOp) -> Iterator[Candidate]:
+def candidates(kernel: UOp, trips: Sequence[Trip] = ()) -> Iterator[Candidate]:
     """Every change of a kernel, each once; none of a value that stays the same for every thread
-    that executes a statement which it stands in."""
+    that executes a statement which it stands in, in a kernel that takes these trips."""
     threads = Threads(kernel.arg)
-    threads.learn(kernel)
+    threads.learn(kernel, trips)
     where: dict[tuple[tuple[int, ...] | None, UOp], Mask] = {}
     there = dict(threads.of_statements(kernel))
     for path, node in walk(kernel):
@@ -161,14 +162,16 @@ def _all(kernel: UOp) -> Iterator[Candidate]:
                 yield Candidate(how, change, node, new, node, path)
 
 
-def drawn(lowered: UOp, device: Device, count: int, rng: np.random.Generator) -> list[Mutant]:
+def drawn(
+    lowered: UOp, device: Device, count: int, rng: np.random.Generator, trips: Sequence[Trip] = ()
+) -> list[Mutant]:
     """`count` mutants of a kernel or program, spread evenly over kernels and kinds; fewer where
     there are no more. No two have the same PTX. Their order is each one's own: without some of the
     candidates the others are drawn alike."""
     salt = int(rng.integers(1 << 32))
     heaps = dict[str, tuple[UOp, list[Candidate]]]()
     for i, kernel in enumerate(kernels_of(lowered)):
-        for found in candidates(kernel):
+        for found in candidates(kernel, trips):
             heaps.setdefault(f"{found.kind} {i}", (kernel, []))[1].append(found)
     for _, found_of in heaps.values():
         found_of.sort(key=lambda c: _lot(salt, f"{c.change} {c.path}"))

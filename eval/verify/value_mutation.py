@@ -201,7 +201,7 @@ def judge_kernel(
         check_launch(tree, launch)
 
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
-    for mutant in drawn_mutants(bench.lowered, device, last, rng)[first:]:
+    for mutant in drawn_mutants(bench.lowered, device, last, rng, trips)[first:]:
         whole = replace(mutant, tree=mutant.within(bench.lowered))
         key = name_of(bench.kernel, digest(write(whole.tree, device)))
         if key not in out and time.time() < until:

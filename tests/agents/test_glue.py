@@ -249,7 +249,7 @@ def test_attention_by_an_index_map_is_right(
 
 def test_another_index_map_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong one by its values; one that was not proven, where it leaves the table."""
-    p, *rest = prefill.problem(64), prefill.strategy(consumers=1), H200
+    p, rest = prefill.problem(64), (prefill.strategy(consumers=1), H200)
     found = PageMap.parse(SINK, 3)
     with pytest.raises(CompileError, match="keys are packed"):
         glue.attended(None, found).compiled(prefill.problem(), *rest)

@@ -125,7 +125,6 @@ def test_pairs_with_a_in_tensor_memory(execute: Execute, m: int) -> None:
             execute(once, **options)
 
 
-remote_Execute = Callable[..., Any]
 CLUSTER = {"smem": 2048, "cluster": 2, "grid": 2}
 MEET = """
     barrier.cluster.arrive.relaxed.aligned;
@@ -175,7 +174,7 @@ def changed(old: str, new: str) -> str:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_peers_exchange(execute: remote_Execute, seed: int) -> None:
+def test_peers_exchange(execute: Execute, seed: int) -> None:
     outcome = execute(EXCHANGE, seed=seed, **CLUSTER)
     assert np.array_equal(outcome.out, np.r_[100:132, 0:32]) and not outcome.report.hazards
 
@@ -195,12 +194,12 @@ def test_peers_exchange(execute: remote_Execute, seed: int) -> None:
     ids=["misaligned", "too many bytes expected", "too few bytes expected", "not initialised",
          "no wait", "mbarrier in another CTA", "out of bounds", "no such CTA"],
 )  # fmt: skip
-def test_planted_faults(execute: remote_Execute, old: str, new: str, says: str) -> None:
+def test_planted_faults(execute: Execute, old: str, new: str, says: str) -> None:
     with pytest.raises(Fault, match=says):
         execute(changed(old, new), **CLUSTER)
 
 
-def test_a_sender_that_leaves_early(execute: remote_Execute) -> None:
+def test_a_sender_that_leaves_early(execute: Execute) -> None:
     """It may not leave before what it sent has arrived."""
     outcome = execute(ONE_WAY + MEET, **CLUSTER)
     assert np.array_equal(outcome.out[32:], np.r_[0:32]) and not outcome.report.hazards
@@ -221,7 +220,7 @@ def test_a_sender_that_leaves_early(execute: remote_Execute) -> None:
     ids=["wait of CTA scope", "relaxed wait", "no fence after the init", "lanes overlap",
          "no cluster barrier after the init"],
 )  # fmt: skip
-def test_planted_hazards(execute: remote_Execute, old: str, new: str, says: str) -> None:
+def test_planted_hazards(execute: Execute, old: str, new: str, says: str) -> None:
     try:
         hazards = list(execute(changed(old, new), **CLUSTER).report.hazards)
     except Fault as fault:
@@ -229,7 +228,7 @@ def test_planted_hazards(execute: remote_Execute, old: str, new: str, says: str)
     assert any(re.search(says, h) for h in hazards), hazards
 
 
-def test_bytes_for_the_own_cta_need_no_wider_wait(execute: remote_Execute) -> None:
+def test_bytes_for_the_own_cta_need_no_wider_wait(execute: Execute) -> None:
     body = changed("xor.b32 %r2, %r1, 1;", "mov.u32 %r2, %r1;")
     outcome = execute(body.replace("try_wait.parity.acquire.cluster", "try_wait.parity"), **CLUSTER)
     assert np.array_equal(outcome.out, np.r_[0:32, 100:132]) and not outcome.report.hazards
@@ -245,13 +244,13 @@ MOVE = """
 """
 
 
-def test_movmatrix(execute: remote_Execute) -> None:
+def test_movmatrix(execute: Execute) -> None:
     """Lane l holds elements 2l and 2l + 1 of the 8 x 8 matrix, in rows; then of its transpose."""
     out = execute(MOVE).out[:32].view(np.uint16)
     assert np.array_equal(out, np.arange(64).reshape(8, 8).T.ravel())
 
 
-def test_movmatrix_needs_the_whole_warp(execute: remote_Execute) -> None:
+def test_movmatrix_needs_the_whole_warp(execute: Execute) -> None:
     part = "    setp.gt.u32 %p1, %t, 15;\n    @%p1 bra END;\n"
     with pytest.raises(Fault, match="lanes"):
         execute(part + MOVE + "END:\n")

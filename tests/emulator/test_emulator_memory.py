@@ -131,8 +131,10 @@ def test_ldmatrix_undoes_stmatrix(snippet: Snippet) -> None:
     add.u32 %r1, %r1, %r2;
     stmatrix.sync.aligned.m8n8.x1{0}.shared.b16 [%r1], {{%t}};
     bar.warp.sync 0xFFFFFFFF;
-    ldmatrix.sync.aligned.m8n8.x1{1}.shared.b16 {{%r3}}, [%r1];
+    ldmatrix.sync.aligned.m8n8.x1{1}.shared.b16{{%r3}},[%r1];
     st.global.u32 [%at], %r3;"""
+    other = body.replace(".m8n8.x1{1}", ".x1{1}.m8n8")
+    assert snippet(other.format("", ".trans"), smem=512)[:32].tolist() != list(range(32))
     for trans in ("", ".trans"):
         assert snippet(body.format(trans, trans), smem=512)[:32].tolist() == list(range(32))
     halves = np.arange(32, dtype=np.uint32).view(np.uint16).reshape(8, 8)

@@ -13,12 +13,12 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.emulator.race import GRANULE
-from ptxflow.compiler.ir import Value, kernels_of, loop, slot, value
+from ptxflow.compiler.ir import CTAID, LANE, Value, kernels_of, loop, slot, value
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.attention.sequences import Search
 from ptxflow.compiler.kernels.dsa_indexer import select
 from ptxflow.compiler.kernels.dsa_indexer.select import Select
-from ptxflow.compiler.kernels.dsa_sparse.kernel import Lists
+from ptxflow.compiler.kernels.dsa_sparse.kernel import AttendToLists, Lists
 from ptxflow.compiler.kernels.gdn_decode.kernel import Kernel
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import ChunkWarps
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
@@ -26,9 +26,13 @@ from ptxflow.compiler.kernels.gqa_decode.combine import Combine
 from ptxflow.compiler.kernels.gqa_decode.shape import Span
 from ptxflow.compiler.kernels.gqa_prefill import schedule
 from ptxflow.compiler.kernels.mla.combine import Combine as Parts
+from ptxflow.compiler.kernels.mla.decisions import MMA_TOKENS
+from ptxflow.compiler.kernels.moe.combine import Combine as Sum
 from ptxflow.compiler.kernels.moe.grouped import Grouped
+from ptxflow.compiler.kernels.moe.problem import CHOSEN
 from ptxflow.compiler.launch import evaluate
 from ptxflow.compiler.tile.rings import Ring
+from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.eval.verify import trials
 from ptxflow.eval.verify.trials import cover
 from ptxflow.eval.verify.value_mutants import candidates
@@ -50,6 +54,7 @@ FAR = 34  # turns of a ring
 unit, query_row, origin = Combine.unit, Span.query_row, Tiling.origin
 wait_full, find, weight_scale = Ring.wait_full, Search.find, Grouped.weight_scale
 stats_of, entry, load_token = Parts.stats_of, Lists.entry, Kernel._load_token
+choices = Sum._choices
 tile_at, sweep, streams = schedule.Work.tile_at, Select.sweep, ChunkWarps._streams
 
 
@@ -120,6 +125,31 @@ def far_ranks(self: Select, name: str, visit: Any) -> Any:
         self.rank = own
 
 
+def first_rows(self: AttendToLists, t: Value, span: Any) -> Any:
+    """Whether the second of a lane's two entries names something is read from its first."""
+    table, index = self.work.entry(
+        span, self.work.token(span, t, self.row * MMA_TOKENS + (LANE >> 2))
+    )
+    return [load_global(self._entry(half), table, index) for half in range(2)]
+
+
+def other_choice(self: Sum) -> Any:
+    """The last choice of a token is the one before."""
+    last = CTAID * CHOSEN + CHOSEN - 2
+    words = [("row", "places"), ("share", "shares")]
+    again = [self.word(f"{name}{CHOSEN - 1}_", table, last) for name, table in words]
+    return [*choices(self)[:-1], again]
+
+
+def near_tokens(self: Sum) -> Any:
+    """Choices of tokens from the 1,024th on are those of that one."""
+    return [
+        [self.word(f"{name}{i}_", table, CTAID.min(1023) * CHOSEN + i)
+         for name, table in (("row", "places"), ("share", "shares"))]
+        for i in range(CHOSEN)
+    ]  # fmt: skip
+
+
 def even_queries(self: ChunkWarps) -> Any:
     """Queries of an odd query head are those of the one before."""
     query, *others = streams(self)
@@ -155,6 +185,11 @@ PLANTS: dict[str, Plant] = {
     ),
     "E8 blocks of the second product": (
         Grouped, "weight_scale", first_block, moe.problem(), moe.strategy()
+    ),
+    "E8 the last choice": (Sum, "_choices", other_choice, moe.problem(), moe.strategy()),
+    "E8 tokens from 1,024 on": (Sum, "_choices", near_tokens, moe.problem(), moe.strategy()),
+    "E6 mixed lists": (
+        AttendToLists, "_look", first_rows, dsa_sparse.problem(), dsa_sparse.strategy()
     ),
     "E5 another chunk of MLA": (
         Parts, "stats_of", other_part, mla.problem(), mla.decode(chunk=768)
@@ -205,6 +240,12 @@ ONE_MORE = {
         "put_place(chosen",
         1,
     ),
+    **{
+        f"a list with room for one more, by {name}": (
+            dsa_indexer.problem(), dsa_indexer.strategy(), "topk 256 to 255", "pick_digit(", which
+        )
+        for name, which in (("the first digit", 0), ("a later one", 1))
+    },
     **{
         f"the row behind the last of a sequence on a B200, {name}": (
             gqa_prefill.problem(), gqa_prefill.strategy(share=4, stages=3),

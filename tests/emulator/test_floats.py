@@ -201,7 +201,6 @@ def test_unknown_ones_are_named(line: str) -> None:
     assert line.removesuffix(";") in str(error.value)
 
 
-conversions_Words = NDArray[Any]
 SELECT = "\n    selp.b32 %d, 1, 0, %p;"
 ORDERED = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
            "gt": operator.gt, "ge": operator.ge}  # fmt: skip
@@ -213,7 +212,7 @@ ROUND: dict[str, Callable[[float], int]] = {
 }
 
 
-def pairs(words: conversions_Words) -> tuple[conversions_Words, conversions_Words]:
+def pairs(words: Words) -> tuple[Words, Words]:
     """All pairs of the first 30, in two columns."""
     words = words[:30]
     return np.repeat(words, len(words)), np.tile(words, len(words))

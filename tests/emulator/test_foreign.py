@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fnmatch import fnmatch
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,22 @@ def test_omission_shows(name: str, statement: str, message: str | None) -> None:
             check_values(fixture)
 
 
+def test_lanes_that_a_product_leaves_out() -> None:
+    """None of them: as without; some: not modelled."""
+    fixture = load("triton_tma_128x128x64_fp16_sm100")
+    masked = r"\1, {%out, %out, %out, %out}, \2;"
+    ptx, count = re.subn(r"(tcgen05\.mma\.[^;]*), (%?p\d*);", masked, fixture.ptx)
+    assert count
+    for word in (0, 4):
+        text = ptx.replace("\n{", f"\n{{\n.reg .b32 %out;\nmov.b32 %out, {word};", 1)
+        if word:
+            with pytest.raises(Fault, match="lanes of D that are left out"):
+                emulate(text, fixture.launch, fixture.tensors, fixture.axes)
+        else:
+            emulate(text, fixture.launch, fixture.tensors, fixture.axes)
+            check_values(fixture)
+
+
 Words = NDArray[Any]
 Snippet = Callable[..., NDArray[np.uint32]]
 FULL = 0xFFFFFFFF
@@ -141,7 +158,7 @@ def test_division(kind: str) -> None:
 
 @pytest.mark.parametrize("left", ["u", "s"])
 @pytest.mark.parametrize("right", ["u", "s"])
-def test_dot_of_bytes(left: str, right: str) -> None:
+def test_dots(left: str, right: str) -> None:
     rng = np.random.default_rng(0)
     a, b, c = rng.integers(0, 1 << 32, (3, 96), dtype=np.uint64).astype(np.uint32)
     a[:2], b[:2], c[:2] = [0x80808080, FULL], [0x80808080, FULL], [0x7FFFFFFF, FULL]
@@ -149,8 +166,56 @@ def test_dot_of_bytes(left: str, right: str) -> None:
         w.view(np.int8 if sign == "s" else np.uint8).reshape(-1, 4).astype(np.int64)
         for w, sign in ((a, left), (b, right))
     )
-    want = ((x * y).sum(1) + c) & FULL
-    assert lanewise(f"dp4a.{left}32.{right}32 %d, %a, %b, %c;", a, b, c).tolist() == want.tolist()
+    halves = a.view(np.int16 if left == "s" else np.uint16).reshape(-1, 2).astype(np.int64)
+    for name, first, second in (
+        ("dp4a", x, y), ("dp2a.lo", halves, y[:, :2]), ("dp2a.hi", halves, y[:, 2:])
+    ):  # fmt: skip
+        want = ((first * second).sum(1) + c) & FULL
+        found = lanewise(f"{name}.{left}32.{right}32 %d, %a, %b, %c;", a, b, c)
+        assert found.tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("what", ["mad.lo", "mad.wide", "mul.wide"])
+@pytest.mark.parametrize(("sign", "width"), [(s, w) for s in "us" for w in (16, 32, 64)])
+def test_products_of_all_widths(what: str, sign: str, width: int) -> None:
+    out = width if what == "mad.lo" else 2 * width
+    if out > 64:
+        return
+    rng, mask = np.random.default_rng(width), (1 << out) - 1
+    a, b = (rng.integers(0, 1 << width, 64, dtype=np.uint64, endpoint=width < 64) for _ in "ab")
+    a[0] = b[0] = (1 << width) - 1
+    c = rng.integers(0, 1 << 63, 64, dtype=np.uint64)
+    a, b, c = (x.astype(f"u{bits // 8}") for x, bits in ((a, width), (b, width), (c, out)))
+    known = [x.view(x.dtype.str.replace("u", "i")).tolist() if sign == "s" else x.tolist()
+             for x in (a, b)]  # fmt: skip
+    want = [x * y + (z if "mad" in what else 0) & mask
+            for x, y, z in zip(*known, c.tolist(), strict=True)]  # fmt: skip
+    given, more = ((a, b, c), ", %c") if "mad" in what else ((a, b), "")
+    assert lanewise(f"{what}.{sign}{width} %d, %a, %b{more};", *given, out=out).tolist() == want
+
+
+@pytest.mark.parametrize("rounding", ["rm", "rp", "rz"])
+def test_a_sum_is_rounded_to_one_side(rounding: str) -> None:
+    """To the neighbour of the exact value, by fractions, on its side."""
+    rng = np.random.default_rng(3)
+    a, b, c = (rng.normal(size=256).astype(np.float32) for _ in "abc")
+    a[0], b[0], c[0] = 3, 1 / 3, -1
+    c[1] = -a[1] * b[1]
+    a[2], b[2], c[2] = 2, 3, -6
+    words = (x.view(np.uint32) for x in (a, b, c))
+    found = lanewise(f"fma.{rounding}.f32 %d, %a, %b, %c;", *words).view(np.float32)
+    for x, y, z, r in zip(a, b, c, found, strict=True):
+        exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
+        up = rounding == "rp" or (rounding == "rz" and exact < 0)
+        beyond = Fraction(float(np.nextafter(r, np.float32(-np.inf if up else np.inf))))
+        assert Fraction(float(r)) >= exact > beyond if up else Fraction(float(r)) <= exact < beyond
+    assert np.signbit(found[2]) == (rounding == "rm") and found[2] == 0
+
+
+def test_a_float_is_saturated() -> None:
+    x = np.array([-2, -0.0, 1e-40, 0.25, 1, 7, np.nan, np.inf], np.float32)
+    found = lanewise("cvt.ftz.sat.f32.f32 %d, %a;", np.tile(x.view(np.uint32), 4)).view(np.float32)
+    assert found[:8].tolist() == [0, 0, 0, 0.25, 1, 1, 0, 1]
 
 
 @pytest.mark.parametrize("width", [32, 64])

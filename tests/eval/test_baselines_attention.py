@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -13,12 +12,11 @@ from torch import Tensor
 
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.definition import load, names
-from ptxflow.eval.bench.baselines import __main__ as command
 from ptxflow.eval.bench.baselines import registry as baselines
 from ptxflow.eval.bench.baselines.registry import Baselines
 from ptxflow.eval.bench.disagreement import named
 from ptxflow.eval.bench.references import attention as reference
-from tests.eval.benches import CPU, beside, install
+from tests.eval.benches import beside, install
 
 OP_TYPES = ("gqa_paged", "gqa_ragged", "mla_paged")
 NAMES = [n for n in names() if load(n).op_type in OP_TYPES]
@@ -233,30 +231,3 @@ def test_fused_attention_of_torch_takes_even_whole_prefills() -> None:
 def test_every_definition_has_a_library_beside_it() -> None:
     for name in names():
         assert len(baselines.makers_of(load(name))) > 1
-
-
-def test_libraries_are_timed_without_a_kernel(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    name = "gemm_n128_k2048"
-    found = command.row(load(name), {"M": 3}, CPU, lambda calls: dict.fromkeys(calls, 2.5))
-    assert str(found) == f"{name} M=3: torch.mm 2.5, copy 2.5"
-    axes = {"len_indptr": 9, "num_kv_indices": 65}
-    decode = command.Row("d", axes, {COPY: 1}, {"x": "not here"}, {"y": {"lse": None}})
-    assert str(decode) == (
-        "d len_indptr=9 num_kv_indices=65 exponential: copy 1.0\n"
-        "  y (lse: not computed)\n  x: not here"
-    )
-    ours = command.arguments(["--definition", NAMES[0]])
-    public = command.arguments(["--definition", NAMES[0], "--rows", "public"])
-    both = command.arguments(["--definition", NAMES[0], "--rows", "all"])
-    sizes = [len(command.plan(a)) for a in (ours, public, both)]
-    assert sizes[0] + sizes[1] == sizes[2] and min(sizes) > 0
-    given = command.arguments(["--definition", name, "--axes", "M=1,17"])
-    assert [axes for _, axes in command.plan(given)] == [{"M": 1}, {"M": 17}]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command.main(["--definition", name]) == 2
-    assert "no GPU" in capsys.readouterr().err
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    command.append(tmp_path / "runs" / "baselines.jsonl", found)
-    assert json.loads((tmp_path / "runs" / "baselines.jsonl").read_text())["us"] == dict(found.us)

@@ -318,8 +318,3 @@ def test_sampling_without_a_policy_says_so_in_a_line(tmp_path: Path, capsys: Any
     assert sample.main([*argv, "--device", "h200", "--out", str(tmp_path / "out")]) == 2
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith("sample: ") and "has no policy of gemm_epilogue: take --from" in line
-    assert (
-        reward_alone(Path("p"), "f", "both") == "p has no policy of f: the reward's best are taken"
-    )
-    with pytest.raises(BadInput, match="take --from reward"):
-        reward_alone(Path("p"), "f", "policy")

@@ -86,6 +86,7 @@ def test_measurements_correct_what_was_believed_of_their_like() -> None:
     assert std[places].max() < std[rest].min() and np.isfinite(std).all()
 
 
+@pytest.mark.slow
 def test_a_constant_offset_says_nothing_about_the_order(policy: Policy, toy: SpaceOf) -> None:
     space = toy(64)
     belief = log_probs(policy, space)
@@ -110,6 +111,7 @@ def test_tuning_follows_the_measurements_and_leaves_the_policy_alone(
     assert seen.about["tuned"]["measured"] == 32
 
 
+@pytest.mark.slow
 def test_what_failed_is_not_proposed_by_a_tuned_policy(
     policy: Policy, toy: SpaceOf, toy_reward: Any
 ) -> None:

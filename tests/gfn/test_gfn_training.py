@@ -229,6 +229,7 @@ def run_of(toy: SpaceOf, toy_reward: Any, folder: Path, steps: int) -> Run:
     return Run(folder, trainer, [toy(16)], steps, minutes=None, measurements=8, settings={})
 
 
+@pytest.mark.slow
 def test_distances_are_measured_no_more_than_a_share_of_the_training_allows(
     toy: SpaceOf, toy_reward: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,6 @@ def test_kernels_are_refined_together(worker: Worker, tmp_path: Path) -> None:
     assert len({str(o["peers"]) for o in outcome["outcomes"]}) == 1  # the same rounds
 
 
-fused_pytestmark = pytest.mark.gpu
 FUSED_SETTINGS = Settings(seeds=(1, 2), rounds=3, settle=0.1, every_baseline=False)
 SIZES = (1, 3, 16, 17, 64, 127, 129, 256, 513, 1000, 2048, 4099)
 PLACES = [
@@ -83,8 +82,6 @@ def test_fused_sampled_kernels_are_right(worker: Worker, tmp_path: Path, name: s
         outcome = run_one(candidate, kernel, worker, FUSED_SETTINGS, tmp_path)
         assert outcome["status"] == "ok", (candidate.strategy, outcome)
 
-
-failures_pytestmark = pytest.mark.gpu
 
 HEAD = ".version 8.8\n.target sm_90a\n.address_size 64\n.visible .entry k(.param .u64 c)\n"
 BODIES = {
@@ -128,7 +125,6 @@ def test_a_hang_is_killed_and_the_next_kernel_runs(worker: Worker, tmp_path: Pat
     assert outcome(worker, tmp_path, "nothing")["status"] == "wrong"
 
 
-load_pytestmark = pytest.mark.gpu
 NAME, MEMBERS = "gemm_n4096_k4096", 8
 PROGRAM = """
 import json, sys, time
@@ -174,7 +170,6 @@ def test_a_process_loads_eight_kernels_and_calls_one(gpu: GpuInfo, tmp_path: Pat
         print(f"\n{state}: {parts}; the library's share {sum(seconds[2:]):.3f} s")
 
 
-solution_pytestmark = pytest.mark.gpu
 SOLUTION_SIZES = (
     [{"batch_size": m} for m in (1, 16, 777)],
     [{"M": m} for m in (1, 17, 1000)],

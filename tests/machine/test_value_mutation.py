@@ -18,7 +18,8 @@ from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.check import check
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, SpecError
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
+from ptxflow.compiler.family import Trip
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, alu, const, param, var
 from ptxflow.compiler.ir.statements import KernelInfo, kernel, kernels_of, loop, when
 from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
@@ -27,6 +28,7 @@ from ptxflow.eval.verify.emulation import emulate_kernel
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.page import sections
 from ptxflow.eval.verify.results import read
+from ptxflow.eval.verify.threads import Threads
 from ptxflow.eval.verify.trials import Attempt, Outcome, attempt
 from ptxflow.eval.verify.value_mutants import (
     KINDS,
@@ -144,6 +146,43 @@ def test_what_is_the_same_in_every_thread_that_executes_it_is_no_mutant() -> Non
     elsewhere = kernel(info, when(WARP < 2, [at.mov(row, product)]), at.mov(row, product))
     found = [c for c in candidates(elsewhere) if c.change == "warp to 0 in div in value"]
     assert [c.path for c in found] == [None, (1,)]
+
+
+@pytest.mark.parametrize(("counts", "once"), [((0, 1), True), ((0, 1, 2), False), ((), False)])
+def test_a_loop_of_one_turn_at_the_most_leaves_its_variable_as_it_is(
+    counts: tuple[int, ...], once: bool
+) -> None:
+    """The toy's variable, that of a loop over n, is the last summand of an index."""
+    trips = [Trip(str(n), (("n", n),)) for n in counts]
+    other = Trip("another kernel's", (("n", 7),), (), "other")
+    found = [c for c in candidates(toy(), [*trips, other]) if c.path == (1, 1)]
+    assert sum(c.change == "add to sub in index" for c in found) == 2 - once
+
+
+def test_what_is_put_in_changes_no_value() -> None:
+    """Random expressions of a lane, a block and the variable of a loop of five turns."""
+    rng, i = np.random.default_rng(0), var("i")
+    names = ("add", "sub", "mul", "min", "div", "rem", "and", "xor", "shr", "lt")
+    info = replace(toy().arg, warps=2)
+    threads = Threads(info)
+    threads.learn(kernel(info, loop(i, CTAID.min(5))))
+    shorter = 0
+    for _ in range(300):
+        parts: list[UOp] = [LANE, WARP, CTAID, i, *map(const, (1, 4, 5, 7, 31, 32))]
+        for _ in range(4):
+            left, right = (parts[n] for n in rng.integers(len(parts), size=2))
+            name = names[rng.integers(len(names))]
+            if name in ("div", "rem", "shr"):
+                right = const(int(rng.integers(1, 9)))
+            parts.append(alu(name, left, right))
+        whole, less = parts[-1], threads.put_in(parts[-1])
+        shorter += whole is not less
+        for lane, warp, block, turn in rng.integers((32, 2, 9, 5), size=(12, 4)).tolist():
+            found = [whole, less]
+            for leaf, number in ((LANE, lane), (WARP, warp), (CTAID, block), (i, turn)):
+                found = [replaced(node, leaf, const(number)) for node in found]
+            assert found[0] is found[1], (whole, less)
+    assert shorter > 30
 
 
 def test_a_draw_depends_on_its_seed_and_is_spread_over_kinds() -> None:
@@ -350,7 +389,7 @@ def test_without_some_candidates_the_others_are_drawn_alike(
     dropped = {text_of(c.of(tree).tree, H200) for c in all_of[::3]}
     monkeypatch.setattr(
         value_mutants, "candidates",
-        lambda kernel: (c for c in all_of if text_of(c.of(kernel).tree, H200) not in dropped),
+        lambda kernel, _: (c for c in all_of if text_of(c.of(kernel).tree, H200) not in dropped),
     )  # fmt: skip
     fewer = [text_of(m.tree, H200) for m in drawn(tree, H200, 12, rng(0))]
     rest = set(texts) - dropped

@@ -87,8 +87,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """The problem's own number of tokens to choose: sequences of which all are ranked, of more, and
-    of several spans; of a few tokens, and of as many as are chosen; a single one that takes two
-    turns of a sweep, or, where these are long, all loads of one."""
+    of several spans; of a few tokens, and of as many as are chosen; two of one more than the list
+    has room for; a single one that takes two turns of a sweep, or, where these are long, all loads
+    of one."""
     page, topk = p["page_size"], p["topk"]
     turn = VECTOR * int(s.loads * s.threads * s.ctas)
     ranked = s.room * topk
@@ -98,7 +99,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         pages = -(-tokens // page)
         return Size({"batch_size": batch, "max_num_pages": pages, "num_pages": batch * pages + 2})
 
-    sizes = [size(6, spans[0]), *(size(4, n) for n in spans[1:])]
+    sizes = [size(6, spans[0]), size(2, ranked + 1), *(size(4, n) for n in spans[1:])]
     swept = turn if turn <= MOST_SWEPT else turn - turn // int(s.loads)
     if swept:
         sizes.append(size(1, max(swept, ranked + topk) + page + 9))

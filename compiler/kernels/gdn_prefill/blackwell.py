@@ -45,7 +45,7 @@ class Blackwell(Kernel):
 
     @property
     def storage(self) -> tuple[UOp, ...]:
-        memory = (self.held, self.leaving, self.added, self.reads)
+        memory = (self.added, self.reads, self.held, self.leaving)  # sums on multiples of 32
         return (*super().storage, self.pulled, self.read, self.summed, *memory)
 
     # -- rings ---------------------------------------------------------------------------------

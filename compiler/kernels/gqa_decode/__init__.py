@@ -20,7 +20,8 @@ from ptxflow.compiler.launch import Launch, Workspace, launch_of
 from ptxflow.compiler.lower import layout
 
 MOST_EMULATED = 512  # tokens, where a ring does not need more
-MANY = 4096  # tokens of which only some CTAs are emulated
+MANY = 4096  # tokens of which the second kernel sums up some heads only
+SUMMED = 192  # tiles of all chunks but one that are summed, where these are more than two
 
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Hopper | Blackwell:
@@ -119,9 +120,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return Size(sized(p, batch, 0, tokens, least=2), None, some)
 
     together = int(s.sum_chunks) * (int(s.sum_warps) if s.sum_split else 1)
-    many = (min(together, 8) + 1) * k.chunk + 5
+    many = (min(together, 8, max(2, SUMMED * k.tile // k.chunk)) + 1) * k.chunk + 5
     sizes = (
-        size(1, many, () if many < MANY else (2, 8)),
+        size(1, many, () if many < MANY else (0, 8)),
         size(2, 3 * k.chunk + k.tile + 3),
         size(131, 24 * k.page_size),
     )

@@ -13,10 +13,12 @@ from ptxflow.compiler.kernels.moe.combine import Combine
 from ptxflow.compiler.kernels.moe.decisions import JOINED
 from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, SCHEMA
 from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute, Route
-from ptxflow.compiler.launch import Given, InputParam, Launch, launch_of
+from ptxflow.compiler.launch import Given, InputParam, Launch, evaluate, launch_of
 
 #: blocks of hidden and of inner sizes on which kernels are emulated, cheap ones first
 SHAPES = ((6, 2), (7, 2), (14, 2), (6, 4), (7, 4), (14, 4), (28, 4), (28, 8), (4, 2), (8, 4))
+MANY, ENDS = 512, 16  # tokens, of more of which so many at either end have local experts
+SUMMED = 24  # of these, whose sums are emulated
 SCALARS: Given = {
     name: InputParam(name, dtype)
     for name, dtype in (("local_expert_offset", "int32"), ("routed_scaling_factor", "float32"))
@@ -123,7 +125,7 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Blocks of which there are as many as have the same divisions; tokens of several tiles, of
-    which an expert has as many as fill one."""
+    which an expert has as many as fill one; more than the warps that place them take in a turn."""
     own = dict(p.axes)
     shapes = []
     for blocks, inner in SHAPES:
@@ -135,7 +137,14 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         sized["num_experts"] = own["num_experts"]
         del sized["seq_len"]
         shapes.append(sized)
-    sizes = tuple(Size({"seq_len": n}) for n in (24, max(60, int(s.tile_t) * 5 // 4 + 4)))
+    few = p.at(**shapes[0], seq_len=2 * ENDS)
+    turn, steps = Permute(p, s, device).warps * LANES, launch(few, s, device).steps
+    busy = [-evaluate(step.grid[0], dict(few.axes)) // step.cluster[0] for step in steps[-3:-1]]
+    sizes = (
+        Size({"seq_len": 24}),
+        Size({"seq_len": turn + 9}, None, (*[0] * (len(steps) - 3), *busy, SUMMED)),
+        Size({"seq_len": max(60, int(s.tile_t) * 5 // 4 + 4)}),
+    )
     return Trials(tuple(shapes), sizes)
 
 

@@ -3,7 +3,8 @@
 Kernels choose the first of equal tokens, and order them so. Rows of the batch are of four kinds in
 turn: scores of all sizes; the same for a sequence of few tokens or none; negative ones and some
 that are zero, as their keys are; and equal ones. A single sequence has few scores that are not
-zero, its last tokens among them. What lies past a sequence's end is NaN, or the page of another.
+zero, its last tokens among them; of two, in each a token more than a list has room for has a score
+of the same first digits. What lies past a sequence's end is NaN, or the page of another.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ SCALES = (0.5, 1.0, 2.0, 4.0, -1.0)
 FEW = 5
 ZEROS = 1 / 16  # of the tokens of a sequence of negative scores
 LAST = 16  # tokens of a single sequence that keep their scores
+ROOMS = (4, 2, 1)  # times the number that is chosen, what a list may have room for
+#: scores of others and of nearly all that a list may have room for: one digit alike, or two
+CROWD, BEST = (1.0, 1 + 2.0**-4), 1 + 2.0**-4 + 2.0**-20
 
 
 def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) -> Case:
@@ -49,6 +53,11 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
         some = max(problem["topk"] // 2 - LAST, problem["topk"] // 4)
         keys[0, rng.permutation(lens[0] - LAST)[some:]] = 0
     scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
+    if batch == 2 and (count := _crowd(problem)):
+        for b, length in enumerate(lens):
+            _crowded(
+                q[b], weights[b], keys[b, :length], scales[b, :length], count, problem["topk"], rng
+            )
     cache = np.full((problem["num_pages"], page_bytes(problem)), NAN_BYTE, np.uint8)
     for b, length in enumerate(lens):
         _put_pages(cache, table[b], keys[b, :length], scales[b, :length], page)
@@ -74,8 +83,28 @@ def _lengths(problem: Problem) -> list[int]:
     short, as long as the list, or half."""
     most = problem["max_num_pages"] * problem["page_size"]
     listed = min(problem["topk"], most)
+    if problem["batch_size"] == 2 and (count := _crowd(problem)):
+        return [count, most]
     kinds = (most - 3, 0, most - 1, most - problem["page_size"], FEW, listed, most // 2)
     return [kinds[b % len(kinds)] for b in range(problem["batch_size"])]
+
+
+def _crowd(problem: Problem) -> int:
+    """One more than the most that a list may have room for, of what a sequence can hold; or 0."""
+    most, topk = problem["max_num_pages"] * problem["page_size"], problem["topk"]
+    return next((room * topk + 1 for room in ROOMS if room * topk < most), 0)
+
+
+def _crowded(
+    q: Values, weights: Values, keys: Values, scales: Values, count: int, topk: int,
+    rng: np.random.Generator,
+) -> None:  # fmt: skip
+    """Of `count` tokens scores are nearly the same, above all others; those of the best come first
+    and last among them, so that none is left out whoever comes last."""
+    some = np.sort(rng.permutation(len(keys))[:count])
+    q[:, 0], weights[:], keys[:] = 1, np.arange(len(weights)) == 0, np.arange(keys.shape[1]) == 0
+    scales[:], scales[some] = CROWD
+    scales[some[: topk // 2]] = scales[some[topk // 2 - topk :]] = BEST
 
 
 def _float8(values: Values) -> Values:

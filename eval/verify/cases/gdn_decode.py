@@ -20,6 +20,7 @@ SUM_ERROR, GATE_ERROR, ROUNDING = 2.0**-18, 2.0**-20, 2.0**-22
 SMALLEST = 2.0**-120  # what is below may be zero: a shut gate in float32
 GATES = (30.0, -40.0, 19.5, -12.0, 21.0, 0.0)  # of some heads: softplus is x, e^x, or in between
 SHUT, OPEN = -90.0, 90.0  # of the first head's b and the last's: beta is 0 or 1
+FAST = 8.0  # rate of decay of some heads that forget alone: far terms of its series show
 SCALES = (None, 0.0, 0.25)
 
 
@@ -39,11 +40,13 @@ def case(problem: Problem, given: bool = True, scale: float | None = -1.0) -> Ca
         flat[places] = stored(np.array(special[: len(places)]), problem.dtype)
     bias = rng.normal(-1.0, 0.5, heads).astype(np.float32)
     a[0, 0, 1::3] = stored(-bias[1::3], problem.dtype)  # about 0, where softplus is a whole series
+    rates = rng.uniform(0.01, 2.0, heads)
+    b[0, 0, 1::6], rates[1::6] = stored(np.array(SHUT), problem.dtype), FAST
     tensors: Tensors = {
         "q": normal(batch, 1, queries, size, by=size**-0.5),
         "k": normal(batch, 1, queries, size, by=size**-0.5),
         "v": normal(batch, 1, heads, size),
-        "A_log": np.log(rng.uniform(0.01, 2.0, heads)).astype(np.float32),
+        "A_log": np.log(rates).astype(np.float32),
         "a": a,
         "dt_bias": bias,
         "b": b,

@@ -6,6 +6,8 @@ rounded to 16 bits, ROUNDING of what they are, so that an update is off by as mu
 of what the state holds for its key, and the state and outputs by what updates are off by, decayed,
 and ROUNDING of their own. Weights of values that decays made tiny are off by LEAST instead.
 Roundings are independent: they add up in quadrature, and DEVIATIONS of that are allowed.
+A head that only forgets, as the first one does in the first of several sequences, has its state in
+float32: it is off by FADED of itself, for each unit of the exponent.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, p
 #: two factors of half an ulp each; products within a chunk may take the tensors' own 16-bit type
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-10}
 LEAST = 2.0**-25  # half of what float16 can tell from 0, in which chunks may weigh values
+FADED, QUIET, FAST = 2.0**-19, 2.0**-100, 2.0  # QUIET: a beta that adds nothing; FAST: a rate
 DEVIATIONS = 4.0  # of errors that are taken to be as large as they can at every rounding
 SHORT = 3  # tokens of the first of several sequences
 GATES = (30.0, -40.0, 19.5, -12.0)  # of some tokens: softplus is x, e^x, or in between
@@ -51,13 +54,17 @@ def case(
     for gates, special in ((a, GATES), (b, (SHUT, OPEN))):
         places = rng.permutation(gates.size)[: min(len(special), gates.size // 2)]
         gates.reshape(-1)[places] = special[: len(places)]
+    rates = rng.uniform(math.log(RATES[0]), math.log(RATES[1]), heads)
+    bias = rng.normal(-1.0, 0.5, heads)
+    if count > 1:  # where softplus is a whole series
+        b[: lengths[0], 0], a[: lengths[0], 0], rates[0] = SHUT, -bias[0], math.log(FAST)
     tensors: Tensors = {
         "q": stored(_unit(rng.normal(size=(total, queries, size))), problem.dtype),
         "k": stored(_keys(total, queries, size, rng), problem.dtype),
         "v": stored(rng.normal(size=(total, heads, size)), problem.dtype),
-        "A_log": rng.uniform(math.log(RATES[0]), math.log(RATES[1]), heads).astype(np.float32),
+        "A_log": rates.astype(np.float32),
         "a": stored(a, problem.dtype),
-        "dt_bias": rng.normal(-1.0, 0.5, heads).astype(np.float32),
+        "dt_bias": bias.astype(np.float32),
         "b": stored(b, problem.dtype),
         "cu_seqlens": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         "output": poisoned((total, heads, size), problem.dtype),
@@ -111,8 +118,11 @@ def _expected(tensors: Tensors, problem: Problem, scale: float) -> dict[str, tup
             before += v**2
             lost = (LEAST / step) ** 2 * before
             out_error[t] = scale * np.sqrt(_dot(error + state**2, q[t] ** 2) + lost)
-        states[s], state_error[s] = state, np.sqrt(error + state**2)
-    state_error, out_error = (DEVIATIONS * step * e for e in (state_error, out_error))
+        faded = FADED * (1 + rate[first:end].sum(0)[:, None, None]) * np.abs(state)
+        quiet = (beta[first:end] < QUIET).all(0)[:, None, None]
+        off = DEVIATIONS * step * np.sqrt(error + state**2)
+        states[s], state_error[s] = state, np.where(quiet, faded, off)
+    out_error = DEVIATIONS * step * out_error
     output = ends(out, out_error, problem.dtype)
     return {"output": output, "new_state": (states - state_error, states + state_error)}
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.values import decode, e4m3_bits
 from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels.moe import ENDS, MANY
 from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, poisoned, stored
 
@@ -94,6 +95,8 @@ def _routing(
         drawn = rng.normal(size=(tokens, count))
         drawn[:, mine] = rng.uniform(1, 3, (tokens, len(mine)))
         drawn[ties::9, mine] = AWAY
+        if tokens > MANY:
+            drawn[ENDS:-ENDS, mine] = AWAY
         drawn[:ties] = np.minimum(drawn[:ties], 1.0)
         for token in range(ties):
             drawn[token, best[[token, GROUPS - 1]]] = HIGH

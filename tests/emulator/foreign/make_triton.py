@@ -32,6 +32,7 @@ except ImportError:  # Gluon's names change from release to release; these are o
     gluon_kernels = None
 
 HERE = Path(__file__).parent
+COMPILER = f"triton {triton.__version__}"
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 RECIPES = {(True, True): "matmul_nt", (True, False): "matmul", (False, True): "matmul_tt"}
 LOG2_E = 1.4426950408889634
@@ -238,7 +239,7 @@ def compile_case(case: Case) -> tuple[str, dict]:
         "params": parameters(case, metadata),
     }  # fmt: skip
     side = {
-        "compiler": f"triton {triton.__version__}", "kernel": case.kernel,
+        "compiler": COMPILER, "kernel": case.kernel,
         "constants": case.constants, "options": case.options, "launch": launch,
         "axes": case.axes, "tensors": case.tensors, "expect": case.expect,
     }  # fmt: skip

@@ -1,12 +1,12 @@
-"""Kernels that Triton compiles here, offline, for sm_90a and sm_100a, through check-ptx.
+"""Kernels that Triton, TileLang and Helion compile offline, for sm_90a and sm_100a, in check-ptx.
 
-    python -m tests.emulator.foreign.sweep LOG.jsonl --half looked
+    python -m tests.emulator.foreign.sweep LOG.jsonl --half looked --compiler triton
     python -m tests.emulator.foreign.sweep eval/results/foreign.jsonl.xz > eval/results/foreign.md
 
 A kernel is in one of two halves by a hash of its name. What findings mean was decided on the looked
 half: a finding is witnessed where its kind (KINDS) is to be seen in the text itself, by words alone
 and without the emulator; all others are false alarms until somebody has looked. With --half the
-kernels of the Triton that is installed are added to the log, without it the page is printed.
+kernels of a compiler that is installed are added to the log, without it the page is printed.
 """
 
 # mypy: ignore-errors
@@ -25,7 +25,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from ptxflow.command import BadInput
 from ptxflow.eval.bench.markdown import markdown
@@ -37,10 +39,8 @@ SCHEDULES = 2
 LIMIT = 2_000_000  # instructions of a schedule
 
 
-def cases() -> Iterator[object]:
-    """Every kernel of the sweep; imports Triton."""
-    sys.path.insert(0, str(HERE))
-    import make_triton as t
+def triton_cases(t: ModuleType) -> Iterator[object]:
+    """Every kernel of the sweep that Triton compiles; `t` is make_triton."""
 
     def rows(kernel, arch, dtype, inputs, warps, of=None, **constants):
         shape = ["R", "N"] if kernel in ("softmax", "layer_norm") else ["N"]
@@ -185,6 +185,21 @@ def _whole_lanes(lines: Sequence[str], f: Finding) -> bool:
     return whole and _none("tcgen05.fence::before")(lines, f)
 
 
+def _watches(lines: Sequence[str], f: Finding) -> bool:
+    """Behind the wait one lane of a warp is elected, before anything else is told or met; warps
+    that take turns come to the end."""
+    after = lines[f.line :]
+    told = next((x for x in after if re.search(r"elect\.sync|arrive|\tbar|_wait|\tret", x)), "")
+    return "elect.sync" in told and 0 not in f.schedules
+
+
+def _untold(lines: Sequence[str], f: Finding) -> bool:
+    """No barrier between the last use of tensor memory and what gives it back."""
+    end = next(n for n, x in enumerate(lines) if "tcgen05.dealloc" in x)
+    last = max(n for n, x in enumerate(lines[:end]) if re.search(r"tcgen05\.(ld|mma)\.", x))
+    return not any(re.search(r"\tbar(rier)?\.", x) for x in lines[last:end])
+
+
 KINDS = (
     Kind("tcgen05-fence", "after_thread_sync since", "tcgen05 operations of several threads are "
          "ordered by tcgen05.fence::before_thread_sync, a barrier and ::after_thread_sync; the "
@@ -205,19 +220,26 @@ KINDS = (
          _none_between("tcgen05.wait::ld")),
     Kind("mbarrier-count", "is neither 0 nor 1", "the parity of a wait is 0 or 1; it is -1 here",
          lambda lines, f: "0xFFFFFFFF" in f.message),
+    Kind("proxy-fence", "which was read by", "a bulk copy overwrites what was read through the "
+         "generic proxy, with no fence.proxy.async between", _none_on_the_way("fence.proxy.async")),
+    Kind("deadlock", "parity", "warps beside the one that copies wait for the same parity; nothing "
+         "that they do holds the phases up, and two phases on they wait for ever (seen where "
+         "schedules starve them)", _watches),
+    Kind("out-of-bounds", "are not allocated (allocations: none", "a warp gives tensor memory back "
+         "that nobody has told that the others are done with it", _untold),
+    Kind("in-flight", "still works on tensor memory", "the same, at a time when a product is in "
+         "flight", _untold),
 )  # fmt: skip
 
 
-def checked(case: object) -> dict:
+def checked(case: object, maker: ModuleType) -> dict:
     """A row of the log: what check-ptx says of a kernel, or why it does not compile."""
-    import make_triton as t
-
     row = {"name": case.name, "arch": case.arch, "half": half(case.name),
-           "compiler": f"triton {t.triton.__version__}"}  # fmt: skip
+           "compiler": maker.COMPILER}  # fmt: skip
     try:
-        ptx, side = t.compile_case(case)
+        ptx, side = maker.compile_case(case)
     except Exception as error:
-        return row | {"refused": f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"}
+        return row | {"refused": f"{type(error).__name__}: {' '.join(str(error).split())[-160:]}"}
     began = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -287,13 +309,14 @@ def page(rows: Sequence[dict]) -> str:
 
 
 HEAD = """\
-# check-ptx on kernels of another compiler
+# check-ptx on kernels of other compilers
 
 Made by `python -m tests.emulator.foreign.sweep eval/results/foreign.jsonl.xz`: {count} kernels that
-Triton compiles offline (matrix products by TMA, by pointers, persistent and with specialised warps,
-attention, softmax, layer norm, reductions, dropout, sums; three dtypes, many tiles, stages and
-warps), each under {schedules} schedules. Values are compared with NumPy, where nothing that is
-found ends the run. The median kernel takes {median} s of a core, the longest {worst}.
+Triton, TileLang and Helion compile offline (matrix products by TMA, by pointers, persistent and
+with specialised warps, attention, softmax, layer norm, reductions, dropout, sums; three dtypes,
+many tiles, stages and warps), each under {schedules} schedules. Values are compared with NumPy,
+where nothing that is found ends the run. The median kernel takes {median} s of a core, the longest
+{worst}.
 
 {table}
 
@@ -313,6 +336,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("log", type=Path)
     parser.add_argument("--half", choices=("looked", "held"))
+    parser.add_argument("--compiler", choices=("triton", "tilelang", "helion"), default="triton")
     args = parser.parse_args()
     read = lzma.open if args.log.suffix == ".xz" else open
     rows = [json.loads(x) for x in read(args.log, "rt")] if args.log.exists() else []
@@ -320,13 +344,12 @@ def main() -> int:
         print(page(rows), end="")
         return 0
     sys.path.insert(0, str(HERE))
-    import make_triton as t
-
-    done = {r["name"] for r in rows if r["compiler"] == f"triton {t.triton.__version__}"}
+    maker = import_module(f"make_{args.compiler}")
+    done = {r["name"] for r in rows if r["compiler"] == maker.COMPILER}
     with args.log.open("a") as log:
-        for case in cases():
+        for case in triton_cases(maker) if args.compiler == "triton" else maker.cases():
             if case.name not in done and half(case.name) == args.half:
-                row = checked(case)
+                row = checked(case, maker)
                 log.write(json.dumps(row) + "\n")
                 log.flush()
                 print(case.name, row.get("seconds"), row.get("open", row), flush=True)
