@@ -88,9 +88,9 @@ def what_is_sampled(parser: Parser) -> None:
         "--space",
         choices=("listed", "wide"),
         help="which strategies there are: wide has finer decisions, where the family has some, and "
-        "holds the listed ones (default: that which the checkpoint's policy draws from, wide where "
-        "there is a policy for it; of a --library, which is measured, listed, and wide those "
-        "around the best listed ones, too)",
+        "holds the listed ones (default: that which the policy of --checkpoint draws from, else "
+        "listed; of a --library, which is measured, listed, and wide those around the best listed "
+        "ones, too)",
     )
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
     add(
@@ -227,7 +227,7 @@ def run(args: argparse.Namespace) -> int:
     )
     from ptxflow.env.tasks.definition import load
     from ptxflow.env.tasks.definition_table import definition_table
-    from ptxflow.eval.sample.draws import WIDE, of_wide
+    from ptxflow.eval.sample.draws import of_wide
     from ptxflow.eval.sample.folder import OutputFolder
 
     if args.definition == "list":
@@ -246,7 +246,8 @@ def run(args: argparse.Namespace) -> int:
     if args.space == "wide" and family.wide is family:
         raise UsageError(f"--space wide: {family.name} has no wide space")
     if args.space is None:
-        args.space = "wide" if of_wide(args.checkpoint or WIDE, family) else "listed"
+        told = args.checkpoint and of_wide(args.checkpoint, family)
+        args.space = "wide" if told else "listed"
     space = find_whole_space(family.wide if args.space == "wide" else family, problem, device)
     with OutputFolder(out, marker="summary.json") as folder:
         result = sample_kernels(args, definition, axes, space, gpu)

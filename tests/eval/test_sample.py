@@ -202,10 +202,10 @@ def test_the_models_best_that_a_search_finds_in_a_wide_space(
 
 
 @pytest.mark.usefixtures("built")
-def test_a_policy_of_a_wide_space_draws_from_it_unless_told_otherwise(
+def test_a_policy_of_a_wide_space_draws_from_it_where_asked_or_given(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Where it lies as the usual one, or is given; half of the strategies are the reward's."""
+    """Half of the strategies are the reward's."""
     family = space_at(NAME, {"M": 17}).family
     space = relate(family.wide, space_at(NAME, {"M": 1063}).problem, H200)
     wide = untrained(tmp_path / "wide.safetensors", space)
@@ -224,10 +224,11 @@ def test_a_policy_of_a_wide_space_draws_from_it_unless_told_otherwise(
         return sorted(k["from"] for k in summary["kernels"]), new
 
     both = ["policy", "policy", "reward", "reward"]
-    assert sampled("usual") == sampled("given", "--checkpoint", str(wide)) == (both, True)
-    assert sampled("told", "--temperature", "0.05") == (both, True)
-    assert sampled("listed", "--checkpoint", str(checkpoint)) == (both, False)
-    assert sampled("asked", "--space", "listed") == (both, False)
+    asked = sampled("asked", "--space", "wide")
+    assert asked == sampled("given", "--checkpoint", str(wide)) == (both, True)
+    assert sampled("told", "--space", "wide", "--temperature", "0.05") == (both, True)
+    assert sampled("other", "--checkpoint", str(checkpoint)) == (both, False)
+    assert sampled("usual") == (both, False)
     capsys.readouterr()
     argv = ("--definition", NAME, "--axes", "M=17", "--device", "h200", "--space", "wide",
             "--checkpoint", str(checkpoint), "--from", "policy")  # fmt: skip
