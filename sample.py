@@ -227,7 +227,6 @@ def run(args: argparse.Namespace) -> int:
     )
     from ptxflow.env.tasks.definition import load
     from ptxflow.env.tasks.definition_table import definition_table
-    from ptxflow.eval.sample.draws import of_wide
     from ptxflow.eval.sample.folder import OutputFolder
 
     if args.definition == "list":
@@ -245,9 +244,10 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")
     if args.space == "wide" and family.wide is family:
         raise UsageError(f"--space wide: {family.name} has no wide space")
-    if args.space is None:
-        told = args.checkpoint and of_wide(args.checkpoint, family)
-        args.space = "wide" if told else "listed"
+    if args.space is None and args.checkpoint:
+        from ptxflow.eval.sample.draws import of_wide
+
+        args.space = "wide" if of_wide(args.checkpoint, family) else "listed"
     space = find_whole_space(family.wide if args.space == "wide" else family, problem, device)
     with OutputFolder(out, marker="summary.json") as folder:
         result = sample_kernels(args, definition, axes, space, gpu)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import lzma
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -36,6 +37,7 @@ class Measurement:
     `baseline_us` is the yardstick's median in the same rounds (a library's, or that of a copy): the
     ratio of two latencies of different runs or GPUs means little, that of two `latency_us /
     baseline_us` more. Refined times of one run were taken in the same rounds and compare best.
+    ValueError where a time is negative, infinite or no number.
     """
 
     definition: str
@@ -54,6 +56,11 @@ class Measurement:
     run: str = ""  # id of the campaign
     final_us: float | None = None  # of those that were then timed against each other alone ...
     final_error: float = 0.0  # ... and its standard error
+
+    def __post_init__(self) -> None:
+        for us in (self.latency_us, self.baseline_us, self.final_us):
+            if us is not None and not 0 <= us < math.inf:
+                raise ValueError(f"a time of {us} us")
 
     @property
     def workload(self) -> tuple[str, tuple[tuple[str, int], ...], str]:

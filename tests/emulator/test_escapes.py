@@ -13,7 +13,7 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.emulator.race import GRANULE
-from ptxflow.compiler.ir import CTAID, LANE, Value, kernels_of, loop, slot, value
+from ptxflow.compiler.ir import CTAID, LANE, UOp, Value, kernels_of, loop, slot, value
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.attention.sequences import Search
 from ptxflow.compiler.kernels.dsa_indexer import select
@@ -125,7 +125,7 @@ def far_ranks(self: Select, name: str, visit: Any) -> Any:
         self.rank = own
 
 
-def first_rows(self: AttendToLists, t: Value, span: Any) -> Any:
+def first_rows(self: AttendToLists, t: UOp, span: Any) -> Any:
     """Whether the second of a lane's two entries names something is read from its first."""
     table, index = self.work.entry(
         span, self.work.token(span, t, self.row * MMA_TOKENS + (LANE >> 2))

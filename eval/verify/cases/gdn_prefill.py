@@ -7,7 +7,7 @@ of what the state holds for its key, and the state and outputs by what updates a
 and ROUNDING of their own. Weights of values that decays made tiny are off by LEAST instead.
 Roundings are independent: they add up in quadrature, and DEVIATIONS of that are allowed.
 A head that only forgets, as the first one does in the first of several sequences, has its state in
-float32: it is off by FADED of itself, for each unit of the exponent.
+float32: it is off by FADED of itself, for each unit of the exponent, and by what QUIET adds.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _expected(tensors: Tensors, problem: Problem, scale: float) -> dict[str, tup
             before += v**2
             lost = (LEAST / step) ** 2 * before
             out_error[t] = scale * np.sqrt(_dot(error + state**2, q[t] ** 2) + lost)
-        faded = FADED * (1 + rate[first:end].sum(0)[:, None, None]) * np.abs(state)
+        faded = FADED * (1 + rate[first:end].sum(0)[:, None, None]) * np.abs(state) + 16 * QUIET
         quiet = (beta[first:end] < QUIET).all(0)[:, None, None]
         off = DEVIATIONS * step * np.sqrt(error + state**2)
         states[s], state_error[s] = state, np.where(quiet, faded, off)
