@@ -32,6 +32,8 @@ from ptxflow.compiler.lower import layout
 Axes = Mapping[str, int]
 FULL = 840  # 2^3 * 3 * 5 * 7: rows and pages fill tiles of all usual sizes
 PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)
+SMALLER = ((120, (101, 103, 107, 109, 113, 127, 131, 137)), (8, (11, 13, 17, 19, 23, 29, 31, 37)))
+REACH = 1 << 35  # bytes of workspaces that are tried: beyond, indices of 32 bits would wrap
 ALIGNED = 16  # bytes: a workspace may end so far behind what is written, less one
 _KINDS: dict[str, tuple[type[Param], ...]] = {
     "map": (TensorMapParam,),
@@ -79,7 +81,8 @@ def _refuse(where: str, what: str, fix: str) -> None:
 
 
 def _samples(launch: Launch) -> tuple[Axes, Axes]:
-    """All axes that the launch names: at sizes that fill tiles, and at primes."""
+    """All axes that the launch names: at sizes that fill tiles, and at primes; smaller ones where
+    workspaces, of pages of 10^5 tokens, exceed any GPU."""
     names = {
         node.id
         for text in launch.expressions()
@@ -87,8 +90,12 @@ def _samples(launch: Launch) -> tuple[Axes, Axes]:
         if isinstance(node, ast.Name) and node.id not in ("min", "max")
     }
     ordered = sorted(names)
-    full = {name: FULL * (i + 1) for i, name in enumerate(ordered)}
-    return full, {name: PRIMES[i % len(PRIMES)] for i, name in enumerate(ordered)}
+    for most, primes in ((FULL, PRIMES), *SMALLER, (1, (2, 3, 5, 7))):
+        full = {name: most * (i + 1) for i, name in enumerate(ordered)}
+        odd = {name: primes[i % len(primes)] for i, name in enumerate(ordered)}
+        if all(sum(evaluate(w.bytes, a) for w in launch.workspace) <= REACH for a in (full, odd)):
+            break
+    return full, odd
 
 
 def _scalars(step: Launch, axes: Axes) -> dict[str, int]:

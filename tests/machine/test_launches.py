@@ -136,10 +136,17 @@ def test_a_refusal_says_both_facts(what: str) -> None:
         check_launch(lowered, change(launch))
 
 
-def test_a_workspace_of_a_quarter() -> None:
-    """The trial of this kernel has one chunk a sequence, which needs no workspace."""
+@pytest.mark.parametrize("page", [None, 1 << 18])
+def test_a_workspace_of_a_quarter(page: int | None) -> None:
+    """The trial of this kernel has one chunk a sequence, which needs no workspace; where pages are
+    large the sizes that are tried are small."""
     case = next(c for c in gqa_decode.ROW.cases if c.name.startswith("one tile"))
     _, lowered, launch = built(gqa_decode.ROW, case)
+    if page:
+        problem, maker = case.problem.at(page_size=page), gqa_decode.ROW.family
+        lowered = maker.build(problem, case.strategy, case.device)
+        launch = maker.launch(problem, case.strategy, case.device)
+    check_launch(lowered, launch)
     sums, stats = launch.workspace
     for w in (sums, stats):
         less = replace(w, bytes=f"({w.bytes}) // 4")
