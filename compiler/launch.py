@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 Expr = str  # over axis names, integers, + - * // % and min, max
+ALIGNED_WORKSPACE = 256  # bytes, as the driver's own allocations and torch's have
+MOST_BYTES = 1 << 35  # of a workspace: launches are checked up to there, and indices have 32 bits
 
 _BINARY = {
     ast.Add: operator.add,
@@ -193,6 +195,20 @@ class Launch:
     then: tuple[Launch, ...] = ()
     dependent: bool = False
     workspace: tuple[Workspace, ...] = ()
+
+    def workspaces(self, axes: Mapping[str, int]) -> tuple[dict[str, int], int]:
+        """Where each begins in the memory that the call needs for them, and the bytes of that.
+        ValueError for one larger than MOST_BYTES."""
+        places, size = dict[str, int](), 0
+        for w in self.workspace:
+            places[w.name], own = size, evaluate(w.bytes, axes)
+            if own > MOST_BYTES:
+                raise ValueError(
+                    f"{self.entry}: workspace {w.name} takes {own} bytes for these axes, and its "
+                    f"kernels are checked up to {MOST_BYTES}; take fewer sequences a call"
+                )
+            size += -(-own // ALIGNED_WORKSPACE) * ALIGNED_WORKSPACE
+        return places, size
 
     def expressions(self, scalars: bool = True) -> list[Expr]:
         """Of the whole call, those of scalar parameters among them or not."""

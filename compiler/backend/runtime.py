@@ -43,7 +43,6 @@ _L2_PROMOTION = {0: 0, 64: 1, 128: 2, 256: 3}
 _INTERLEAVE_NONE = 0
 _FILL_ZERO = 0
 _ATTRIBUTE_MAX_DYNAMIC_SMEM = 8
-_WORKSPACE_ALIGNMENT = 256  # bytes, as the driver's own allocations have
 _LAUNCH_ATTRIBUTE_CLUSTER = 4
 _LAUNCH_ATTRIBUTE_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _DEVICE_ATTRIBUTE = {"sms": 16, "l2_bytes": 38, "major": 75, "minor": 76}
@@ -317,12 +316,10 @@ class LoadedKernel:
         """The call over the tensors at these device addresses, for these axis values.
 
         An optional tensor that is not given has the address None. The workspace is allocated here.
-        Raises KeyError for a tensor or axis that is missing, LaunchError where the driver refuses.
+        Raises KeyError for a tensor or axis that is missing, ValueError for a workspace that is too
+        large, LaunchError where the driver refuses.
         """
-        places, size = dict[str, int](), 0
-        for w in self.launch.workspace:
-            places[w.name] = size
-            size += -(-evaluate(w.bytes, axes) // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
+        places, size = self.launch.workspaces(axes)
         begin = self._allocate(size) if size else 0
         known = {**addresses, **{name: begin + place for name, place in places.items()}}
         steps = [

@@ -17,6 +17,7 @@ from ptxflow.compiler.check.reach import Threads, reads_special
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import KernelInfo, Op, UOp, kernels_of, show, walk
 from ptxflow.compiler.launch import (
+    MOST_BYTES,
     InputParam,
     Launch,
     Param,
@@ -30,10 +31,14 @@ from ptxflow.compiler.launch import (
 from ptxflow.compiler.lower import layout
 
 Axes = Mapping[str, int]
-FULL = 840  # 2^3 * 3 * 5 * 7: rows and pages fill tiles of all usual sizes
-PRIMES = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)
-SMALLER = ((120, (101, 103, 107, 109, 113, 127, 131, 137)), (8, (11, 13, 17, 19, 23, 29, 31, 37)))
-REACH = 1 << 35  # bytes of workspaces that are tried: beyond, indices of 32 bits would wrap
+#: what fills tiles, 840 = 2^3 * 3 * 5 * 7 those of all usual sizes, and primes; the first at which
+#: workspaces are no larger than a launch may have
+SIZES = (
+    (840, (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)),
+    (120, (101, 103, 107, 109, 113, 127, 131, 137)),
+    (8, (11, 13, 17, 19, 23, 29, 31, 37)),
+    (1, (2, 3, 5, 7, 11, 13, 17, 19)),
+)
 ALIGNED = 16  # bytes: a workspace may end so far behind what is written, less one
 _KINDS: dict[str, tuple[type[Param], ...]] = {
     "map": (TensorMapParam,),
@@ -81,8 +86,7 @@ def _refuse(where: str, what: str, fix: str) -> None:
 
 
 def _samples(launch: Launch) -> tuple[Axes, Axes]:
-    """All axes that the launch names: at sizes that fill tiles, and at primes; smaller ones where
-    workspaces, of pages of 10^5 tokens, exceed any GPU."""
+    """All axes that the launch names: at sizes that fill tiles, and at primes."""
     names = {
         node.id
         for text in launch.expressions()
@@ -90,10 +94,10 @@ def _samples(launch: Launch) -> tuple[Axes, Axes]:
         if isinstance(node, ast.Name) and node.id not in ("min", "max")
     }
     ordered = sorted(names)
-    for most, primes in ((FULL, PRIMES), *SMALLER, (1, (2, 3, 5, 7))):
-        full = {name: most * (i + 1) for i, name in enumerate(ordered)}
+    for unit, primes in SIZES:
+        full = {name: unit * (i + 1) for i, name in enumerate(ordered)}
         odd = {name: primes[i % len(primes)] for i, name in enumerate(ordered)}
-        if all(sum(evaluate(w.bytes, a) for w in launch.workspace) <= REACH for a in (full, odd)):
+        if all(evaluate(w.bytes, a) <= MOST_BYTES for w in launch.workspace for a in (full, odd)):
             break
     return full, odd
 

@@ -37,8 +37,6 @@ from ptxflow.compiler.launch import (
 )
 from ptxflow.compiler.library.signature import ALIGNMENT, Signature, span
 
-_WORKSPACE_ALIGNMENT = 256  # bytes, as torch's allocations have
-
 
 @dataclass(frozen=True)
 class Patch:
@@ -163,11 +161,9 @@ class Builder:
         declared = (*signature.inputs, *signature.outputs)
         self.source = {a.name: i for i, a in enumerate(declared)}
         self.add = {name: 0 for name in self.source}
-        self.size = 0  # of the workspace
-        for w in launch.workspace:
-            self.source[w.name], self.add[w.name] = len(declared), self.size
-            step = _WORKSPACE_ALIGNMENT
-            self.size += -(-evaluate(w.bytes, axes) // step) * step
+        places, self.size = launch.workspaces(axes)  # of the workspace
+        self.source |= dict.fromkeys(places, len(declared))
+        self.add |= places
         self.source[GENERATOR], self.add[GENERATOR] = len(declared) + 1, 0
         self.patches: list[Patch] = []
         self.scalars: list[tuple[int, int, bool]] = []

@@ -358,7 +358,7 @@ def undecided(
     workloads: Sequence[Workload], recorded: Sequence[Record], runs: int
 ) -> list[Workload]:
     """Of each workload whose near ties fewer than so many runs have timed, these and the default:
-    which of two kernels that are alike a process prefers depends on where its memory lies."""
+    two kernels that are alike can change places from process to process."""
     refined: dict[Any, list[Record]] = {}
     for r in recorded:
         if r.timing_pass == REFINE and r.status == "ok":

@@ -8,7 +8,7 @@ or of joint ones, in whose rounds nothing else was; beside that, how far apart t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import exp, expm1, log
+from math import expm1, log
 from statistics import fmean, median
 from types import MappingProxyType
 from typing import Any
@@ -38,13 +38,18 @@ def _times(measured: Iterable[Measurement]) -> list[Times]:
 
 def _logs(runs: Sequence[Times]) -> dict[Any, float]:
     """Mean logarithms of the times of those kernels that all runs have in the surest pass there is:
-    of two kernels that are alike each process prefers one, by where its memory happens to lie."""
+    two kernels that are alike can change places from process to process."""
     for name in (FINAL, REFINE, SCREEN):
-        held = [times[name] for times in runs if times[name]]
-        common = set(held[0]).intersection(*held) if held else set()
-        if common:
-            return {k: fmean(log(t[k]) for t in held) for k in held[0] if k in common}
+        logs = [{k: log(t) for k, t in times[name].items()} for times in runs if times[name]]
+        if found := _means(logs):
+            return found
     return {}
+
+
+def _means(logs: Sequence[Mapping[Any, float]]) -> dict[Any, float]:
+    """Of the keys that all have."""
+    common = set(logs[0]).intersection(*logs) if logs else set()
+    return {k: fmean(each[k] for each in logs) for k in (logs[0] if logs else ()) if k in common}
 
 
 def _choose(logs: Mapping[Any, float], default: Any) -> Any:
@@ -101,8 +106,7 @@ def averaged(
     held, rows, behind = [by_workload(rank) for rank in ranks], [], list[float]()
     for place in (p for p in held[0] if all(p in rank for rank in held)):
         runs = [_logs(_times(rank[place])) for rank in held]
-        logs = _logs([{FINAL: {}, REFINE: {}, SCREEN: {k: exp(v) for k, v in r.items()}}
-                      for r in runs])  # fmt: skip
+        logs = _means(runs)
         if (best := _choose(logs, defaults.get(place[:2]))) is None:
             continue
         behind += [r[best] - min(r[key] for key in logs) for r in runs]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxflow.command import LOCAL, BadInput
+from ptxflow.env.tasks.spaces import cores
 from ptxflow.eval.bench import cluster
 
 QUIET = {  # of Dask's own looks at each process, 50 a second; here many share a few cores
@@ -34,7 +35,7 @@ def of_this_machine(count: str, gpus: Sequence[str], jobs: int | None) -> Any:
     if not count.isdecimal() or not 0 < int(count) <= len(gpus):
         raise BadInput(f"--cluster {LOCAL}{count}: N is from 1 to {len(gpus)}, the visible GPUs")
     chosen = gpus[: int(count)]
-    compilers = jobs or max(1, (os.cpu_count() or 1) - len(chosen))
+    compilers = jobs or max(1, cores() - len(chosen))
     return local([{"CUDA_VISIBLE_DEVICES": token} for token in chosen], compilers)
 
 

@@ -219,7 +219,7 @@ class Session:
         checked = loaded.bind(addresses, bound, arguments)
         # timed where a library's outputs are, in torch's own blocks: a guarded tensor has pages of
         # its own, and a short kernel would wait for their translation
-        # and all kernels into the same ones: where they lie is worth a percent
+        # and all kernels into the same ones, so that where they lie tells none apart
         if self._outputs is None:
             self._outputs = {n: torch.empty_like(g.tensor) for n, g in bench.outputs.items()}
         outputs = self._outputs

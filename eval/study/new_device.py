@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ import numpy as np
 
 from ptxflow.command import BadInput, Parser, align, reports
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.files import write_whole
 from ptxflow.compiler.kernels import FAMILIES
 from ptxflow.env.cost import RATES, model_tflops
 from ptxflow.env.observations import read_observed
@@ -26,6 +26,7 @@ from ptxflow.env.space import enumerate_space
 from ptxflow.env.surrogate_fit import FitConfig
 from ptxflow.env.tasks.arguments import find_device, find_problem, natural_int, positive_int
 from ptxflow.env.tasks.definition import Definition
+from ptxflow.env.tasks.spaces import cores
 from ptxflow.eval.bench import campaign, records
 from ptxflow.eval.study import surrogate
 from ptxflow.eval.study.ranking import by_family, successes
@@ -80,7 +81,7 @@ def measure(args: argparse.Namespace, device: Device) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     files = args.out / "workloads.json", args.out / "strategies.json"
     for path, rows in zip(files, plan(args, device), strict=True):
-        path.write_text(json.dumps(rows))
+        write_whole(path, json.dumps(rows))
     limit = ["--refine", str(args.refine)]
     limit += ["--time-limit", str(args.time_limit)] if args.time_limit else []
     asked = ["--device", device.name, "--workloads", str(files[0]), "--strategies", str(files[1])]
@@ -145,5 +146,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--folds", type=positive_int, default=8, help="fits that judge (default: 8)")
     add("--steps", type=positive_int, default=FitConfig.steps, help="of a fit (default: 1500)")
     add("--seed", type=natural_int, default=0, help="of draws and fits (default: 0)")
-    add("--jobs", type=positive_int, default=os.cpu_count(), help="fits at a time")
+    add("--jobs", type=positive_int, default=cores(), help="fits at a time")
     return run(parser.parse_args(argv))

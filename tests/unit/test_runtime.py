@@ -21,6 +21,7 @@ from ptxflow.compiler.backend.runtime import (
 )
 from ptxflow.compiler.device import B200, H200
 from ptxflow.compiler.launch import (
+    MOST_BYTES,
     Launch,
     PointerParam,
     ScalarParam,
@@ -181,6 +182,16 @@ class ProgramCuda(FakeCuda):
             attribute = values((ctypes.c_uint32 * 18).from_address(start)[:3])
         pointer = ctypes.c_uint64.from_address(params[0]).value
         self.launches.append((words[0], attribute, pointer))
+
+
+def test_a_workspace_beyond_what_launches_are_checked_for_is_refused() -> None:
+    most = MOST_BYTES // 300
+    assert PROGRAM.workspaces({"M": most})[0]["B"] == -(-most * 4 // 256) * 256
+    cuda = ProgramCuda()
+    kernel = LoadedKernel(PROGRAM, b"\x7fELF", Driver(cuda))
+    with pytest.raises(ValueError, match=r"chunks: workspace B takes \d+ bytes for these axes"):
+        kernel.bind({}, {"M": most + 1})
+    assert not cuda.sizes
 
 
 def test_a_program_launches_its_kernels_in_order_over_one_workspace() -> None:
