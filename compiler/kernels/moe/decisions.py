@@ -18,12 +18,17 @@ from ptxflow.compiler.kernels.moe.problem import BLOCK
 WEIGHTS, TOKENS = "weights", "tokens"
 APART, JOINED = "apart", "joined"
 BFLOAT16, FLOAT32 = "bfloat16", "float32"
+GATHERS, OWN = "gathers", "own"
 WARPGROUP, WARPGROUP_ROWS, TMEM_ROWS = 128, 64, 128
 LINES = 4  # rows that a warp gathers at a time
 #: registers of two warpgroups that hold sums, and of the third, which gathers rows for the first
 #: product and has less to do for the second
 REGS = {True: (224, 56), False: (232, 40)}
 MOST_REGS = 255
+SIDES = (
+    "tokens are 64 rows of each warpgroup (128 of a tile with tcgen05), or with swapped sides 8 "
+    "(16) to 64 columns"
+)
 
 DECISIONS = (
     Decision("swap", (0, 1), "1: weights are the side with 64 or 128 rows, tokens the other"),
@@ -46,7 +51,9 @@ DECISIONS = (
 
 def copiers(f: Fields, device: Device) -> Any:
     """Warps that gather rows; with tcgen05 others of theirs issue products."""
-    return np.minimum(f.tile_t // LINES, 2 if device.has_tmem else 4)
+    few = device.has_tmem | (f.tile_t % 16 != 0) | (f.get("feeder", GATHERS) == OWN)
+    most = np.where(few, 2, 4)
+    return np.minimum(f.tile_t // LINES, most)
 
 
 def scale_sets(f: Fields) -> Any:
@@ -85,7 +92,7 @@ def tmem_columns(f: Fields) -> Any:
     """Of tensor memory, a power of two: two buffers for a wave of either product."""
     tile = np.maximum(f.up_tile, f.down_tile)
     wave = np.where(f.swap == 1, f.tile_t * (tile // TMEM_ROWS), tile) // f.waves
-    return np.maximum(2 * wave, 32)
+    return 2 ** np.ceil(np.log2(np.maximum(2 * wave, 32))).astype(int)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
@@ -108,20 +115,18 @@ def _fits(f: Fields, tile_w: Any, device: Device) -> Any:
     return (units >= 1) & (units % f.waves == 0)
 
 
-def _sides(f: Fields, device: Device) -> Any:
+def sides(f: Fields, device: Device) -> Any:
     """Whether tokens are as many as either side of a product has."""
     if device.has_tmem:
         return np.where(f.swap == 1, (f.tile_t >= 16) & (f.tile_t <= 64), f.tile_t == TMEM_ROWS)
     return np.where(f.swap == 1, f.tile_t <= 64, f.tile_t == WARPGROUP_ROWS * f.consumers)
 
 
+FIRST_REGS = "sums of the first product exceed the registers of a thread"
+SECOND_REGS = "sums of the second product exceed the registers of a thread"
+
 RULES = (
-    rule(
-        "tokens are 64 rows of each warpgroup (128 of a tile with tcgen05), or with swapped sides "
-        "8 (16) to 64 columns",
-        "swap tile_t consumers",
-        lambda f, p, d: _sides(f, d),
-    ),
+    rule(SIDES, "swap tile_t consumers", lambda f, p, d: sides(f, d)),
     rule(
         "each warpgroup has products of its own, as many in each wave",
         "swap consumers up_tile waves",
@@ -143,12 +148,12 @@ RULES = (
         lambda f, p, d: p["hidden_size"] % f.down_tile == 0,
     ),
     rule(
-        "sums of the first product exceed the registers of a thread",
+        FIRST_REGS,
         "swap tile_t consumers up_tile waves",
         lambda f, p, d: registers(f, f.up_tile, d) <= register_limit(f),
     ),
     rule(
-        "sums of the second product exceed the registers of a thread",
+        SECOND_REGS,
         "swap tile_t consumers down_tile waves",
         lambda f, p, d: registers(f, f.down_tile, d) <= register_limit(f),
     ),

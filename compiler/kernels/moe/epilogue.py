@@ -8,6 +8,8 @@ registers of a lane are columns, those of one wave behind those of another.
 
 from __future__ import annotations
 
+from math import gcd
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
@@ -191,7 +193,7 @@ class WaveSums(Grouped):
         self.units = blocks // self.waves if self.swapped else 1  # products of a wave
         self.own = self.units * self.width // self.consumers  # columns of a wave, of a warpgroup
         self.acc = self.r("acc", self.waves * self.own)
-        self.chunk = min(self.own, self.width, COLUMNS)
+        self.chunk = gcd(self.own, self.width, COLUMNS)
 
 
 class TokenLanes(Epilogue):
