@@ -135,7 +135,10 @@ def _product(
     flops = 2.0 * side * tile_w * BLOCK
     sets = 1 if up else BLOCK // np.minimum(f.up_tile // 2, BLOCK)
     sums = f.tile_t * tile_w / c.promote * sets
-    issue = np.where(f.consumers == 2, c.others, c.alone) * sums + c.wave * f.waves * sets
+    issue = (
+        np.where(f.consumers == 2, c.others, c.alone) * sums
+        + c.wave * decisions.waves(f, up) * sets
+    )
     fed = np.where(f.get("feeder", decisions.GATHERS) == decisions.OWN, c.fed, 1.0)
     gathered = fed * c.gather * f.tile_t / 4 if up else 0.0
     late_rows = c.behind * (f.lag == 1) - c.sooner * np.clip(f.lag - 2, 0, 3) if up else 0.0
@@ -147,7 +150,7 @@ def _product(
         steps=k // BLOCK,
         stages=stages,
         mma_cycles=flops / (2 * device.mma_flops_per_cycle),
-        smem_bytes=_smem_traffic(f, tile_w, device),
+        smem_bytes=_smem_traffic(f, up, device),
         l2_bytes=(real + tile_w) * BLOCK,
         issue_cycles=issue + gathered,
         epilogue_cycles=400 + left / c.store,
@@ -167,12 +170,13 @@ def _before(f: Fields, problem: Problem, device: Device, c: Costs, up: bool) -> 
     return np.maximum(c.setup * first - cycles, 0.0)
 
 
-def _smem_traffic(f: Fields, tile_w: Any, device: Device) -> Any:
+def _smem_traffic(f: Fields, up: bool, device: Device) -> Any:
     """Bytes of a step: what is filled, and what each product reads of both sides."""
     side = decisions.TMEM_ROWS if device.has_tmem else decisions.WARPGROUP_ROWS
+    tile_w, waves = decisions.tile(f, up), decisions.waves(f, up)
     long = np.where(f.swap == 1, tile_w, f.tile_t)
-    width = np.where(f.swap == 1, f.tile_t, tile_w // f.waves)
-    units = np.maximum(long // side, 1) * np.where(f.swap == 1, 1, f.waves)
+    width = np.where(f.swap == 1, f.tile_t, tile_w // waves)
+    units = np.maximum(long // side, 1) * np.where(f.swap == 1, 1, waves)
     return (f.tile_t + tile_w + units * (side + width)) * float(BLOCK)
 
 

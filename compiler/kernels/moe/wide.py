@@ -30,6 +30,7 @@ DECISIONS = (
     Decision("down_stages", STAGES, "depth of the second product's ring"),
     Decision("lag", (1, 2, 3, 4, 6, 8), "steps that gathered rows have to land"),
     Decision("sum_warps", (1, 2, 4, 7, 8, 14), "warps that add up a token's outputs"),
+    Decision("down_waves", (0, 1, 2, 4), "waves of the second product; 0: as of the first"),
     Decision("trigger", (AT_END, AT_START), "when a kernel lets the next one start"),
     Decision("up_ctas", (1, 2, 3, 4), "persistent CTAs of an SM, in the first product"),
     Decision("down_ctas", (1, 2, 3, 4), "persistent CTAs of an SM, in the second"),
@@ -57,19 +58,18 @@ def _sides(f: Fields, p: Problem, d: Device) -> Any:
 
 def _registers(f: Fields, d: Device, up: bool) -> Any:
     """As listed, or of its own: sums, a wave's, scales of tokens and factors of blocks."""
-    tile = f.up_tile if up else f.down_tile
-    sums, limit = listed.tile_sums(f, tile), listed.register_limit(f)
-    blocks = 2 if up else np.maximum(tile // f.consumers // BLOCK, 1)
-    own = sums + sums // f.waves + f.tile_t // 4 * (1 + blocks) + BESIDE
+    sums, limit = listed.tile_sums(f, up), listed.register_limit(f)
+    blocks = 2 if up else np.maximum(f.down_tile // f.consumers // BLOCK, 1)
+    own = sums + sums // listed.waves(f, up) + f.tile_t // 4 * (1 + blocks) + BESIDE
     new = (not d.has_tmem) & ~np.isin(f.tile_t, LISTED)
-    return np.where(new, own, listed.registers(f, tile, d)) <= limit
+    return np.where(new, own, listed.registers(f, up, d)) <= limit
 
 
 def _resident(f: Fields, d: Device, up: bool) -> Any:
     """Whether an SM holds as many CTAs of a product as take turns on it."""
-    ctas, tile = (f.up_ctas, f.up_tile) if up else (f.down_ctas, f.down_tile)
+    ctas = f.up_ctas if up else f.down_ctas
     shared = ctas * (listed.smem_bytes(f, up) + d.smem_reserved) <= d.smem_per_sm
-    lanes = ctas * (f.consumers + 1) * listed.registers(f, tile, d) <= BEGUN
+    lanes = ctas * (f.consumers + 1) * listed.registers(f, up, d) <= BEGUN
     columns = ctas * listed.tmem_columns(f) <= 512 if d.has_tmem else True
     return (ctas == 1) | ((f.persistent == 1) & (f.consumers == 1) & shared & lanes & columns)
 
@@ -77,13 +77,23 @@ def _resident(f: Fields, d: Device, up: bool) -> Any:
 RULES = (
     rule(listed.SIDES, "swap tile_t consumers", _sides),
     rule(
+        listed.SECOND_WAVES,
+        "swap consumers down_tile waves down_waves",
+        lambda f, p, d: listed.fits(f, False, d),
+    ),
+    rule(
+        "waves of the second product differ from those of the first",
+        "waves down_waves",
+        lambda f, p, d: f.waves != f.down_waves,
+    ),
+    rule(
         listed.FIRST_REGS,
         "swap tile_t consumers up_tile waves",
         lambda f, p, d: _registers(f, d, True),
     ),
     rule(
         listed.SECOND_REGS,
-        "swap tile_t consumers down_tile waves",
+        "swap tile_t consumers down_tile waves down_waves",
         lambda f, p, d: _registers(f, d, False),
     ),
     rule(
@@ -93,12 +103,12 @@ RULES = (
     ),
     rule(
         "an SM holds all persistent CTAs of the first product that it is given",
-        "swap tile_t consumers waves up_tile down_tile up_stages persistent up_ctas",
+        "swap tile_t consumers waves down_waves up_tile down_tile up_stages persistent up_ctas",
         lambda f, p, d: _resident(f, d, True),
     ),
     rule(
         "an SM holds all persistent CTAs of the second product that it is given",
-        "swap tile_t consumers waves up_tile down_tile down_stages persistent down_ctas",
+        "swap tile_t consumers waves down_waves up_tile down_tile down_stages persistent down_ctas",
         lambda f, p, d: _resident(f, d, False),
     ),
     rule(
