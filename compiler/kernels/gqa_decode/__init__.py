@@ -35,7 +35,7 @@ def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Hopper | Blackwe
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernels: chunks, then what they come to; or one of whole sequences."""
     k = kernel(p, s, device)
-    return k.build() if k.ctas else program(k.build(), Combine(p, s, device).build())
+    return k.build() if k.entire else program(k.build(), Combine(p, s, device).build())
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -44,10 +44,10 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     load at a time, one more, twice as many and one; one chunk, which leaves nothing to do; of as
     many sequences as a CTA has blocks of."""
     k, c = kernel(p, s, device), Combine(p, s, device)
-    stride = k.chunk // k.tiles * max(k.ctas, 1)
+    stride = k.chunk // k.tiles
     filled = k.stages * stride
     lengths = (1, filled - stride, filled, filled + 1, 2 * filled + k.tile + 1)
-    if k.ctas:
+    if k.entire:
         return [_shared_trip(k, n) for n in sorted({0, *lengths})]
     out = [_chunk_trip(k, n, 0) for n in sorted({min(n, k.chunk) for n in lengths} - {0})]
     out += [_chunk_trip(k, n, k.chunk) for n in (0, stride - 1)]
@@ -66,7 +66,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
     """So many tokens behind those that other CTAs take; they are the sequence's only chunk where
     there are no others."""
-    values = {"batch_size": 1, "before": 1, "ctas": k.parts}
+    values = {"batch_size": 1, "before": 1, "ctas": k.parts * k.ctas}
     values |= {register.arg.name: 0 for register in k.sequences.search.starts}
     values["which"] = 0 if start else 1  # 0: place 0 is the second of its sequence
     values |= dict.fromkeys(k.every_told_row, 0)
@@ -96,7 +96,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     k, c = kernel(p, s, device), Combine(p, s, device)
     info = k.build().arg
     shared, passed = layout(info).smem_bytes, SCALE | k.maps
-    if k.ctas:
+    if k.entire:
         grid = f"batch_size * {k.parts * k.ctas}"
         return launch_of(ENTRY, grid, info.warps, k.params, passed, shared, cluster=k.ctas)
     places = k.sequences.places()
@@ -107,16 +107,11 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     )
     floats = (("sums", k.row_floats), ("stats", STATS))
     workspace = tuple(Workspace(name, f"{rows} * {4 * n}") for name, n in floats)
+    grid = f"{places} * {k.parts * k.ctas}"
     return launch_of(
-        ENTRY,
-        f"{places} * {k.parts}",
-        info.warps,
-        k.params,
-        passed,
-        shared,
-        then=(combine,),
+        ENTRY, grid, info.warps, k.params, passed, shared, k.ctas, then=(combine,),
         workspace=workspace,
-    )
+    )  # fmt: skip
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
@@ -125,8 +120,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     k = kernel(p, s, device)
     turns = (3 * k.stages + 1) * k.chunk // k.tiles
     tokens = max(min(2 * k.chunk, MOST_EMULATED), min(turns, k.chunk)) + k.tile + 3
-    if k.ctas:
-        tokens = (k.stages + 2) * k.chunk * k.ctas + k.tile + 3
+    if k.entire:
+        tokens = (k.stages + 2) * k.chunk + k.tile + 3
     heads = {"num_kv_heads": k.heads, "num_qo_heads": k.heads * k.group}
     return Trial(p.at(**heads, **sized(p, 3, 0, tokens, least=4)))
 
@@ -144,15 +139,16 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     def size(batch: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, batch, 0, tokens, least=2), None, some)
 
-    if k.ctas:
-        turn, rest = k.chunk * k.ctas, k.tile + 3
-        return Trials(shapes, (size(1, (k.stages + 2) * turn + rest, (1,)), size(3, turn + rest)))
+    if k.entire:
+        rest = k.tile + 3
+        long, short = (k.stages + 2) * k.chunk + rest, k.chunk + rest
+        return Trials(shapes, (size(1, long, (1,)), size(3, short)))
     together = int(s.sum_chunks) * (int(s.sum_warps) if s.sum_split else 1)
     many = (min(together, 8, max(2, SUMMED * k.tile // k.chunk)) + 1) * k.chunk + 5
     sizes = (
         size(1, many, () if many < MANY else (0, 8)),
         size(2, 3 * k.chunk + k.tile + 3),
-        size(131, 24 * k.page_size),
+        size(131, 24 * k.page_size, (8, 8) if k.ctas > 1 else ()),
     )
     return Trials(shapes, sizes)
 

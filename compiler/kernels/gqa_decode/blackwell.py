@@ -55,7 +55,7 @@ class Blackwell(Weights):
 
     def _after_one(self, body: Body) -> Body:
         """What there is of several tiles alone."""
-        return body if self.tiles > 1 or self.ctas else None
+        return body if self.tiles > 1 or self.entire else None
 
     # -- multiplying ---------------------------------------------------------------------------
 

@@ -60,17 +60,18 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     c = costs_of("gqa_decode", COSTS, device)
     batch, size = problem["batch_size"], problem["head_dim"]
     length = problem["num_kv_indices"] * problem["page_size"] / batch
-    cluster = f.get("cluster", 0)
-    per_sequence = np.where(cluster > 0, cluster, np.ceil(length / decisions.chunk(f)))
+    cluster, whole = f.get("cluster", 1), f.get("whole", 0) == 1
+    chunks = np.where(whole, 1, np.ceil(length / decisions.chunk(f)))
+    per_sequence = chunks * cluster  # CTAs
     side = decisions.columns_of_warp(f, problem)
     blocks = batch * per_sequence * (problem["num_kv_heads"] // f.heads * columns(problem) // side)
     tokens, units = decisions.rings(f) * f.tile, f.heads * side  # of a step
-    most = np.where(cluster > 0, length, decisions.chunk(f))
+    most = np.where(whole, length, decisions.chunk(f) / cluster)
     steps = np.ceil(np.minimum(length / per_sequence, most) / tokens)
     resident = decisions.resources(f, problem, device).occupancy
     uneven = problem["num_kv_indices"] % batch > 0
     row_bytes = f.heads * size * ELEMENT
-    handed = np.where((per_sequence > 1) & (cluster == 0), blocks * units * (size * 32 + 64), 0)
+    handed = np.where(chunks > 1, blocks / cluster * units * (size * 32 + 64), 0)
     alone = f.mma == decisions.SYNC
     apart = np.where(f.arrival == decisions.APART, c.apart, 0)
     return Demand(
@@ -86,11 +87,11 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         issue_cycles=np.where(alone, c.step, c.turn * (1 - c.under * device.has_tmem)) - apart,
         epilogue_cycles=c.leave + c.warp * f.warps + c.shared * (cluster > 1),
         dram_bytes=problem.bytes * c.dram + 0.5 * handed,
-        setup_cycles=c.start - c.found * (cluster > 0),
+        setup_cycles=c.start - c.found * whole,
         special=tokens * units * COLUMNS,
-        imbalance=np.where(cluster > 0, _longest(problem), 1)
+        imbalance=np.where(whole, _longest(problem), 1)
         + c.uneven * uneven / np.maximum(blocks / (device.sms * resident), 0.25),
-        following=_second(f, problem, device, c, per_sequence),
+        following=_second(f, problem, device, c, chunks),
     )
 
 
@@ -132,7 +133,7 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) 
     per_sequence = problem["num_kv_heads"] * columns(problem) * (size // decisions.MMA_DIMS)
     together = np.where(f.sum_split == 1, f.sum_warps, 1)  # warps of a block
     blocks = -(-problem["batch_size"] * per_sequence * together // f.sum_warps)
-    blocks = np.where(f.get("cluster", 0) > 0, 0, blocks)
+    blocks = np.where(f.get("whole", 0) == 1, 0, blocks)
     resident = np.minimum(device.warps_per_sm // f.sum_warps, device.blocks_per_sm)
     several = chunks > 1
     loaded = np.where(several, np.minimum(f.sum_chunks * together, chunks), 1)  # chunks of a step

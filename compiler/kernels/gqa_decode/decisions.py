@@ -56,6 +56,7 @@ DECISIONS = (
 
 GROUP = "asynchronous MMAs are a warpgroup's, of 64 tokens or more"
 TWO_STAGES = "a ring that other warps fill has two stages at least, where there are two tiles"
+LONGEST = "a chunk is no longer than the longest sequence there can be"
 FULL_RING = "a ring has no more stages than its warp has tiles"
 SHARED = "the rings exceed the shared memory of a CTA"
 
@@ -72,8 +73,9 @@ def rings(f: Fields) -> Any:
 
 
 def chunk(f: Fields) -> Any:
-    """Tokens of a CTA."""
-    return rings(f) * f.tile * f.tiles
+    """Tokens of a CTA, or of a cluster that shares them; where it takes whole sequences, of a step
+    of it."""
+    return f.get("cluster", 1) * rings(f) * f.tile * f.tiles
 
 
 def pitch(f: Fields, problem: Problem) -> Any:
@@ -147,7 +149,7 @@ def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     rings = 2 * f.stages * f.warps * stage_bytes(f, problem)
     own = np.where(f.mma == SYNC, rings, group_smem_bytes(f, problem, device))
     units = f.heads * columns_of_warp(f, problem)
-    return own + (f.get("cluster", 0) > 1) * _up(units * part_bytes(problem), 1024)
+    return own + (f.get("cluster", 1) > 1) * _up(units * part_bytes(problem), 1024)
 
 
 def part_bytes(problem: Problem) -> int:
@@ -224,7 +226,7 @@ RULES = (
         lambda f, p, d: f.stages <= f.tiles,
     ),
     rule(
-        "a chunk is no longer than the longest sequence there can be",
+        LONGEST,
         "mma warps tile tiles",
         lambda f, p, d: (
             (chunk(f) <= p["num_kv_indices"] * p["page_size"])

@@ -168,12 +168,12 @@ class Chunks(Span):
         self.merged = [r.float32(QUAD) if s.warps > 1 else own for own in self.stats]
         self.ring = Ring(self, self.sequences, self.head)
         # whether a stage of the ring takes more than one tile
-        self._goes_on = self.ctas > 0 or self.tiles > self.stages
+        self._goes_on = self.entire or self.tiles > self.stages
 
     def build(self) -> UOp:
         start = self.start
         body = [*self.find_span(), when(start < self.tokens, traced(self._chunk, start))]
-        if self.ctas:  # those without tokens have something to say, too
+        if self.all_leave:
             body = [*self.find_span(), *traced(self._begin), *body[-1:], *traced(self._leave)]
         body += self.add_up()
         return finish(self.info(self.warps, (self.ring.keys, self.ring.values)), *body)
@@ -198,11 +198,11 @@ class Chunks(Span):
         with where(const(0) < tiles):
             self._load_queries()
             self.softmax[0].constants()
-        if not self.ctas:
+        if not self.all_leave:
             self._begin()
         with repeat(t, tiles, rolled=True):
             self._step(t, tiles, first + t * stride)
-        if not self.ctas:
+        if not self.all_leave:
             self._leave()
 
     def _begin(self) -> None:
@@ -356,10 +356,12 @@ class Chunks(Span):
         for w, theirs in enumerate(self.theirs):
             emit(at.ld_shared_v4(theirs.slot, *self._handed_stats(w, u), unread="dst"))
             row_max.set(maximum(row_max, theirs[:2]))
-        less = [theirs[:2] - row_max for theirs in self.theirs]
-        if self.ctas:  # there may be no token
-            less = [finite_or_zero(each, row_max) for each in less]
-        self.factors = [exp2(each) for each in less]
+        self.factors = list[Float32]()
+        for theirs in self.theirs:
+            less = theirs[:2] - row_max
+            if self.all_leave:  # there may be no token
+                less = finite_or_zero(less, row_max)
+            self.factors.append(exp2(less))
 
     def add_probs(self, u: int) -> None:
         """The row sums of all warps, where there are several."""

@@ -138,12 +138,12 @@ class Weights(Tiles):
             self.scale = logit_scale(self.r)
             self.softmax.constants()
             begin = traced(self._reset)
-            emit(None if self.ctas else begin)
+            emit(None if self.all_leave else begin)
             work()
             epilogue = traced(self.epilogue)
-            emit(None if self.ctas else epilogue)
+            emit(None if self.all_leave else epilogue)
         taken = loop(var("some"), self.any, some)
-        return [*begin, taken, *epilogue] if self.ctas else [taken]
+        return [*begin, taken, *epilogue] if self.all_leave else [taken]
 
     def _reset(self) -> None:
         self.softmax.begin()

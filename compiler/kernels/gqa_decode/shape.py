@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import (
@@ -25,7 +26,7 @@ from ptxflow.compiler.ir.nodes import (
     special,
     value,
 )
-from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, Role, parameters, role
+from ptxflow.compiler.ir.statements import KernelInfo, Params, Role, parameters, role, when
 from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, chunk, columns_of_warp
@@ -86,6 +87,14 @@ class Shape:
         width = LANES * QUAD
         where = rectangle(global_tensor("sums"), row, d * width, 1, width)
         return (row * self.blocks + d) * LANES + LANE, where
+
+    def keep_sums(self, row: UOp, d: UOp, sums: Float32) -> None:
+        index, place = self.sums_at(row, d)
+        emit(store_global("sums", index, sums.slot, place, element=QUAD_BYTES))
+
+    def keep_stats(self, row: UOp, stats: Float32) -> None:
+        index, place = self.stats_at(row, LANE)
+        emit(store_global("stats", index, stats.slot, place, LANE < QUAD, element=QUAD_BYTES))
 
     # -- the output ----------------------------------------------------------------------------
 
@@ -159,10 +168,22 @@ class Total:
         with where(d.eq(0)):
             shape.put_lse(row, column, self.row_sum, self.row_max)
 
+    def hand_on(self, row: UOp, d: UOp) -> None:
+        """To the workspace, as the sums of one token whose score is the lse: all warps of a unit
+        divide, and read what one tells."""
+        shape = self.shape
+        self.sums *= shape.share(self.row_sum, self.row_max)
+        shape.keep_sums(row, d, self.sums)
+        with where(d.eq(0)):
+            stats = shape.r.float32(QUAD)
+            stats[:2].set(log2(self.row_sum) + self.row_max)
+            emit(at.mov(stats[2:].slot, float_bits(1.0)))
+            shape.keep_stats(row, stats)
+
 
 class Span(Shape):
-    """A chunk of a sequence, for some key heads and columns of their query heads; or of a cluster
-    that shares one, a CTA's part of it: tiles side by side."""
+    """A chunk of a sequence, for some key heads and columns of their query heads; of a cluster that
+    shares one, a CTA's part of it: tiles side by side."""
 
     warps: int  # that multiply
 
@@ -178,7 +199,10 @@ class Span(Shape):
         self.every_told_row = list[str]()  # registers that hold rows of the caches
         # CTAs of a chunk, or clusters of a sequence
         self.parts = self.key_heads // self.heads * (self.columns // self.side)
-        self.ctas = int(s.get("cluster", 0))  # of a cluster that shares a sequence; 0: chunks
+        self.ctas = int(s.get("cluster", 1))  # of a cluster that shares a chunk
+        self.entire = bool(s.get("whole", 0))  # a cluster takes a whole sequence
+        #: those without tokens have something to say, too
+        self.all_leave = self.entire or self.ctas > 1
         self.place, share = self._split_ctas()
         sides = self.columns // self.side
         self.head, self.column = share // sides * self.heads, share % sides * self.side
@@ -198,36 +222,42 @@ class Span(Shape):
     def params(self) -> Params:
         begin, *last = self.sequences.tables
         tables = " ".join((begin, "kv_indices", *last))
-        between = "" if self.ctas else "sums stats "
+        between = "" if self.entire else "sums stats "
         left = f"{tables} {between}output lse: ptr, sm_scale batch_size: u32"
         return (*parameters("q: ptr"), *self.caches, *parameters(left))
 
     def info(self, warps: int, storage: Sequence[UOp]) -> KernelInfo:
         """Of a CTA of so many warps, with storage beside registers."""
-        found = self.sequences.bounds if self.ctas else self.sequences.storage
+        found = self.sequences.bounds if self.entire else self.sequences.storage
         storage = (*storage, *self.handed, *found, *self.r.storage)
-        return KernelInfo(ENTRY, self.device.arch, warps, self.ctas or 1, self.params, storage)
+        return KernelInfo(ENTRY, self.device.arch, warps, self.ctas, self.params, storage)
 
     # -- which chunk ---------------------------------------------------------------------------
 
     def _split_ctas(self) -> tuple[UOp, UOp]:
         """A CTA's chunk, or a cluster's sequence, and which of its parts."""
-        ctas = self.ctas or 1
-        mine = CTAID // ctas if ctas > 1 else CTAID
+        mine = CTAID // self.ctas if self.ctas > 1 else CTAID
         if self.s.order == "heads":
             return mine // self.parts, mine % self.parts
-        places = special("ctas") // (self.parts * ctas)
+        places = special("ctas") // (self.parts * self.ctas)
         return mine % places, mine // places
 
     def _find_start(self) -> UOp:
-        """Which sequence this is, and where in it the CTA begins."""
-        if not self.ctas:
+        """Which sequence this is, and where in it the CTA begins: a cluster's CTAs have as many
+        tiles each."""
+        self.find, self.sequence, self.chunk_start = list[UOp](), self.place, const(0)
+        if not self.entire:
             self.find, self.sequence = self.sequences.find(self.place, param("batch_size"))
-            return (self.place - self.sequences.first_place(self.sequence)) * self.chunk
-        self.find, self.sequence = list[UOp](), self.place
-        turn = self.ctas * self.chunk  # tokens of a step of the cluster
-        self.most = (self.tokens + (turn - 1)) // turn
-        return CTA_RANK * self.most * self.chunk
+            own = self.place - self.sequences.first_place(self.sequence)
+            self.chunk_start = own * self.chunk  # token of the chunk
+        if not self.all_leave:
+            return self.chunk_start
+        left = self.tokens - self.tokens.min(self.chunk_start)
+        left = left if self.entire else left.min(self.chunk)
+        step = self.chunk // self.tiles  # of the cluster
+        self.most = (left + (step - 1)) // step
+        rank = CTA_RANK if self.ctas > 1 else const(0)
+        return self.chunk_start + rank * self.most * (step // self.ctas)
 
     def find_span(self) -> list[UOp]:
         """Every warp finds the sequence, and its length."""
@@ -265,7 +295,7 @@ class Span(Shape):
     def put(self, u: int) -> None:
         """A unit to the output, where the chunk is its sequence's only one, or to the workspace;
         or to where the CTAs of a cluster find it."""
-        if self.ctas:
+        if self.all_leave:
             (self._put_output if self.ctas == 1 else self._hand_on)(u)
             return
         with where(self.tokens < self.chunk + 1):
@@ -306,9 +336,9 @@ class Span(Shape):
             self.add_probs(u)
             emit(at.st_shared_v4(*self.handed_stats(u), self.all_stats(u).slot))
 
-    def add_up(self) -> list[Body]:
+    def add_up(self) -> list[UOp]:
         """What follows the roles: every warp adds up some blocks of all CTAs' sums."""
-        if self.ctas < 2:
+        if self.ctas == 1:
             return []
         blocks, warps = len(self.units) * self.blocks, self.ctas * self.warps
         with trace() as body:
@@ -316,7 +346,8 @@ class Span(Shape):
                 index = CTA_RANK * self.warps + WARP + first
                 with where(index < blocks if first + warps > blocks else None):
                     self._add_block_of_all(index)
-        reduce = role(Role("reduce", 0, self.warps), body)
+        there = body if self.entire else when(self.chunk_start < self.tokens, body)
+        reduce = role(Role("reduce", 0, self.warps), there)
         return [at.cluster_arrive(), at.cluster_wait(), reduce]
 
     def _add_block_of_all(self, index: UOp) -> None:
@@ -329,16 +360,20 @@ class Span(Shape):
             held.append((stats, sums))
         total.begin()
         total.merge(held)
-        total.finish(self.query_row(u // self.side), self.column + u % self.side, d)
+        h, column = u // self.side, self.column + u % self.side
+        if self.entire:
+            total.finish(self.query_row(h), column, d)
+            return
+        with where(self.tokens < self.chunk + 1):
+            total.finish(self.query_row(h), column, d)
+        with where(self.tokens >= self.chunk + 1):
+            total.hand_on(self.unit(self.place, self.head + h, column), d)
 
     def _put_sums(self, u: int) -> None:
         h, c = self.units[u]
         row = self.unit(self.place, self.head + h, self.column + c)
         for i in self.mine:
-            index, place = self.sums_at(row, self.block(i))
-            emit(store_global("sums", index, self.whole(u, i).slot, place, element=QUAD_BYTES))
-        index, place = self.stats_at(row, LANE)
+            self.keep_sums(row, self.block(i), self.whole(u, i))
         with where(WARP.eq(u % self.warps)):
             self.add_probs(u)
-            stats = self.all_stats(u).slot
-            emit(store_global("stats", index, stats, place, LANE < QUAD, element=QUAD_BYTES))
+            self.keep_stats(row, self.all_stats(u))
