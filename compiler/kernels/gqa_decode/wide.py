@@ -48,8 +48,8 @@ RULES = (
     rule(listed.GROUP, "mma warps tile", _async),
     rule(
         listed.TWO_STAGES,
-        "mma tiles stages cluster",
-        lambda f, p, d: (f.mma == SYNC) | (f.stages > 1) | ((f.tiles == 1) & (f.cluster == 0)),
+        "mma tiles stages whole",
+        lambda f, p, d: (f.mma == SYNC) | (f.stages > 1) | ((f.tiles == 1) & (f.whole == 0)),
     ),
     rule(
         listed.FULL_RING,
