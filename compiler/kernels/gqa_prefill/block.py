@@ -21,12 +21,13 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, value, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, loop, parameters, when
 from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem
-from ptxflow.compiler.kernels.attention.sequences import SCALE
-from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes, smem_bytes
+from ptxflow.compiler.kernels.attention.sequences import SCALE, WORD
+from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes, smem_bytes, value_stages
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
+from ptxflow.compiler.kernels.gqa_prefill.merge import Merge
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
-from ptxflow.compiler.kernels.gqa_prefill.schedule import WARP_LANES, Work
-from ptxflow.compiler.launch import Launch, TensorMapParam, launch_of
+from ptxflow.compiler.kernels.gqa_prefill.schedule import PARTIAL, SEQUENCES, WARP_LANES, Work
+from ptxflow.compiler.launch import Launch, TensorMapParam, Workspace, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import Matrix, rows_along_k
@@ -59,14 +60,16 @@ class Keys(Work):
     @cached_property
     def rings(self) -> dict[str, tuple[Ring, UOp]]:
         """By "k" and "v": the ring and its buffers. Every consumer warp releases a stage."""
-        warps, stages = 4 * int(self.s.consumers), int(self.s.stages)
-        fillers = COPIERS if self.gathered else 1
+        return self.rings_of(COPIERS if self.gathered else 1, 4 * int(self.s.consumers))
+
+    def rings_of(self, fillers: int, readers: int) -> dict[str, tuple[Ring, UOp]]:
+        depths = {"k": int(self.s.stages), "v": int(value_stages(self.s.fields()))}
         return {
             name: (
-                Ring.of(name, stages, fillers, warps),
+                Ring.of(name, stages, fillers, readers),
                 smem(f"{name}_tiles", self.tile.bytes, stages),
             )
-            for name in ("k", "v")
+            for name, stages in depths.items()
         }
 
     def tiles_of(self, name: str) -> Tiles:
@@ -228,13 +231,17 @@ class Block(Keys, Lines):
             *parameters("q_map: map"),
             *self.key_params,
             *parameters("qo_indptr kv_indptr output lse: ptr, sm_scale total_q sequences: u32"),
+            *(parameters(f"{PARTIAL} {PARTIAL}_lse: ptr") if self.cut > 1 else ()),
         )
 
     def whole(self, found: Body, roles: Sequence[UOp], warps: int, more: Sequence[UOp]) -> UOp:
         """The lowered kernel: `found` is what every warp does first, `more` storage of the roles
         beside queries, keys and registers."""
         storage = (self.q_full, *more, self.q_smem, *self.ring_storage, *self.keep.storage)
-        info = KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
+        resident = int(self.s.get("resident", 1))
+        info = KernelInfo(
+            ENTRY, self.device.arch, warps, 1, self.params, storage, resident=resident
+        )
         return finish(info, found, *roles)
 
     def launch(self) -> Launch:
@@ -247,10 +254,20 @@ class Block(Keys, Lines):
             dims, stride = (str(self.dim), f"total_q * {self.heads}"), self.dim
         pitch = (str(stride * ELEMENT),)
         q = TensorMapParam("q", self.problem.dtype, dims, pitch, self.query_box, ROW)
-        numbers = f"(total_q // {self.tokens} + len_indptr - 1)"
-        given = {**SCALE, **self.key_maps, "q_map": q, "sequences": "len_indptr - 1"}
-        grid, warps = f"{numbers} * {self.units}", 4 * (self.consumers + 1)
-        return launch_of(ENTRY, grid, warps, self.params, given, shared)
+        given = {**SCALE, **self.key_maps, "q_map": q, **SEQUENCES}
+        grid, warps = self.blocks, 4 * (self.consumers + 1)
+        if self.cut == 1:
+            return launch_of(ENTRY, grid, warps, self.params, given, shared)
+        then = Merge(self.problem, self.s, self.device).launch()
+        rows = f"total_q * {self.heads * self.cut}"
+        workspace = (
+            Workspace(PARTIAL, f"{rows} * {self.dim * WORD}"),
+            Workspace(f"{PARTIAL}_lse", f"{rows} * {WORD}"),
+        )
+        grid = f"{grid} * {self.cut}"
+        return launch_of(
+            ENTRY, grid, warps, self.params, given, shared, then=(then,), workspace=workspace
+        )
 
     def load_queries(self) -> UOp:
         bar, box = slot(self.q_full), var("box")

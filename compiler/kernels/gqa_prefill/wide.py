@@ -1,0 +1,54 @@
+"""The wide space of a prefill: several blocks on an SM, finer tiles, rings of their own depths."""
+
+from __future__ import annotations
+
+from ptxflow.compiler.family import Decision, Wide, rule
+from ptxflow.compiler.kernels.gqa_prefill import decisions as listed
+
+MOST = 1 << 31  # bytes of what parts come to
+TILES = (16, 32, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208)
+
+DECISIONS = (
+    Decision("tile_kv", TILES, "keys of a step"),
+    Decision("resident", (1, 2, 3), "blocks that an SM holds at a time"),
+    Decision("parts", (1, 2, 3, 4, 6, 8, 12, 16), "of a tile's keys at most, each a block's"),
+    Decision("least", (2, 4, 8, 16), "tiles of keys of a part, at least"),
+    Decision("value_stages", (0, 1, 2, 3, 4), "depth of the ring of values; 0: as that of keys"),
+)
+
+RULES = (
+    rule(
+        listed.OUTGROWN,
+        "consumers tile_kv overlap resident",
+        lambda f, p, d: listed.held(f, p, d) <= listed.register_limit(f, d),
+    ),
+    rule(
+        listed.SHARED,
+        "consumers tile_kv stages resident value_stages",
+        lambda f, p, d: listed.fitting(f, p, d) >= f.resident,
+    ),
+    rule(
+        listed.COLUMNS,
+        "consumers tile_kv overlap resident",
+        lambda f, p, d: (
+            (not d.has_tmem) | (listed.tmem_columns(f, p) * f.resident <= d.tmem_columns)
+        ),
+    ),
+    rule(
+        "tiles of a part are counted where keys are in parts",
+        "parts least",
+        lambda f, p, d: (f.parts > 1) | (f.least == 2),
+    ),
+    rule(
+        f"what parts come to takes {MOST >> 30} GiB at most",
+        "parts",
+        lambda f, p, d: (f.parts == 1) | (2 * f.parts * listed.output_bytes(p) <= MOST),
+    ),
+    rule(
+        "values have as many stages as keys, or say how many",
+        "stages value_stages",
+        lambda f, p, d: f.stages != f.value_stages,
+    ),
+)
+
+WIDE = Wide(DECISIONS, RULES)
