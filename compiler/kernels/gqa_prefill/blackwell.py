@@ -94,7 +94,7 @@ class Kernel(Block):
         ]
         bars = [self.scored, self.weighed, self.summed, *([self.taken] if self.s.overlap else [])]
         memory = [self.scores, self.outputs, *([self.probs] if self.s.overlap else [])]
-        return self.whole([], roles, warps + 4, [*bars, *memory])
+        return self.whole([], roles, [*bars, *memory])
 
     # -- gathering -----------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, valu
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, loop, parameters, when
 from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import SCALE, WORD
-from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes, smem_bytes, value_stages
+from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes, smem_bytes, threads, value_stages
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
 from ptxflow.compiler.kernels.gqa_prefill.merge import Merge
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
@@ -224,6 +224,7 @@ class Block(Keys, Lines):
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
         super().__init__(problem, strategy, device)
         self.consumers: int = strategy.consumers
+        self.warps = int(threads(strategy.fields())) // 32
         self.q_tile = SmemTile(self.rows, self.dim, ELEMENT, ROW)
         self.q_smem = smem("q_tile", self.q_tile.bytes)
         self.q_full = mbar("q_full", 1, 1)
@@ -234,13 +235,13 @@ class Block(Keys, Lines):
             *(parameters(f"{PARTIAL} {PARTIAL}_lse: ptr") if self.cut > 1 else ()),
         )
 
-    def whole(self, found: Body, roles: Sequence[UOp], warps: int, more: Sequence[UOp]) -> UOp:
+    def whole(self, found: Body, roles: Sequence[UOp], more: Sequence[UOp]) -> UOp:
         """The lowered kernel: `found` is what every warp does first, `more` storage of the roles
         beside queries, keys and registers."""
         storage = (self.q_full, *more, self.q_smem, *self.ring_storage, *self.keep.storage)
         resident = int(self.s.get("resident", 1))
         info = KernelInfo(
-            ENTRY, self.device.arch, warps, 1, self.params, storage, resident=resident
+            ENTRY, self.device.arch, self.warps, 1, self.params, storage, resident=resident
         )
         return finish(info, found, *roles)
 
@@ -255,7 +256,7 @@ class Block(Keys, Lines):
         pitch = (str(stride * ELEMENT),)
         q = TensorMapParam("q", self.problem.dtype, dims, pitch, self.query_box, ROW)
         given = {**SCALE, **self.key_maps, "q_map": q, **SEQUENCES}
-        grid, warps = self.blocks, 4 * (self.consumers + 1)
+        grid, warps = self.blocks, self.warps
         if self.cut == 1:
             return launch_of(ENTRY, grid, warps, self.params, given, shared)
         then = Merge(self.problem, self.s, self.device).launch()

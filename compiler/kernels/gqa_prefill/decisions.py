@@ -25,6 +25,10 @@ POOL = {1: 480, 2: 504, 3: 512}  # registers of a lane, summed over warpgroups, 
 
 OUTGROWN = "output, scores and weights exceed the registers of a consumer"
 SHARED = "queries, keys and values exceed the shared memory of a block"
+COPIED = (
+    "rows that are copied come in groups of eight to each of four warps, two stages at least; "
+    "those that TMA gathers by 128 at most"
+)
 COLUMNS = "scores, weights and outputs exceed tensor memory"
 DECISIONS = (
     Decision("consumers", (1, 2, 3), "warpgroups with rows of their own: 64, or 128 with tcgen05"),
@@ -61,17 +65,37 @@ def producer_registers(f: Fields, device: Device) -> Any:
     """What a producer keeps under setmaxnreg; with tcgen05 its warpgroup issues products too."""
     alone = (f.consumers == 1) & (f.get("resident", 1) == 1)
     if device.has_tmem:
-        return np.where(alone, 160, 56)
-    return np.where(alone, 96, np.where(f.consumers == 3, 32, 40))
+        usual = np.where(alone, 160, 56)
+    else:
+        usual = np.where(alone, 96, np.where(f.consumers == 3, 32, 40))
+    own = f.get("producer_regs", 0)
+    return np.where(own == 0, usual, own)
 
 
 def register_limit(f: Fields, device: Device) -> Any:
     """What consumers get: even shares of what the producer leaves, 240 at most."""
     pool = np.select([f.consumers == c for c in POOL], list(POOL.values()))
     groups, resident = f.consumers + 1, f.get("resident", 1)
-    shared = device.register_share(WARPGROUP * groups * resident) * groups
+    shared = begun_with(f, device) * groups
     pool = np.where(resident == 1, pool, shared)
-    return np.minimum((pool - producer_registers(f, device)) // f.consumers // 8 * 8, 240)
+    split = (pool - producer_registers(f, device)) // f.consumers // 8 * 8
+    return np.minimum(np.where(lean(f), begun_with(f, device), split), 240)
+
+
+def begun_with(f: Fields, device: Device) -> Any:
+    """Registers that a block's threads begin with: warps of blocks spread over four parts of an SM,
+    each of which has its own."""
+    warps = threads(f) // 32 * f.get("resident", 1)
+    return device.register_share(WARPGROUP * (-(-warps // 4))) // 8 * 8
+
+
+def lean(f: Fields) -> Any:
+    """Whether the producer is one warp, and registers are not split."""
+    return f.get("producer_warps", 4) == 1
+
+
+def threads(f: Fields) -> Any:
+    return WARPGROUP * f.consumers + 32 * f.get("producer_warps", 4)
 
 
 def registers(f: Fields, problem: Problem) -> Any:
@@ -80,7 +104,7 @@ def registers(f: Fields, problem: Problem) -> Any:
     scores = f.tile_kv // 2
     beside = np.where(f.overlap == 1, f.tile_kv // 4 + 32, 40)
     copying = np.where(boxes(problem, f.tile_kv), 0, 8)  # what producers hold counts, too
-    return problem["head_dim"] // 2 + scores + beside + copying
+    return problem["head_dim"] // 2 + scores + beside + copying - 8 * lean(f)
 
 
 def row_registers(f: Fields) -> Any:
@@ -114,11 +138,11 @@ def fitting(f: Fields, problem: Problem, device: Device) -> Any:
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM."""
-    smem, threads = smem_bytes(f, problem, device), WARPGROUP * (f.consumers + 1)
+    smem, lanes = smem_bytes(f, problem, device), threads(f)
     fits = fitting(f, problem, device)
     limit = register_limit(f, device)
-    columns = tmem_columns(f, problem) if device.has_tmem else 0 * threads
-    return Resources(smem, limit, threads, columns, np.minimum(fits, f.get("resident", 1)))
+    columns = tmem_columns(f, problem) if device.has_tmem else 0 * lanes
+    return Resources(smem, limit, lanes, columns, np.minimum(fits, f.get("resident", 1)))
 
 
 def group(problem: Problem) -> int:
@@ -136,6 +160,14 @@ def boxes(problem: Problem, tile_kv: Any) -> Any:
     if not page:
         return tile_kv > 0
     return (page >= BOX_ROWS) & ((tile_kv % page == 0) | (page % tile_kv == 0))
+
+
+def copied(f: Fields, problem: Problem, device: Device) -> Any:
+    """Whether rows can be copied, or tiles are boxes: a warp copies on before it hands over."""
+    fits = f.tile_kv <= 128
+    if not device.has_tmem:
+        fits = (f.tile_kv % 32 == 0) & (f.stages > 1) & (value_stages(f) > 1)
+    return boxes(problem, f.tile_kv) | fits
 
 
 RULES = (
@@ -157,15 +189,7 @@ RULES = (
     rule(
         "heads that share a tile share their keys", "share", lambda f, p, d: group(p) % f.share == 0
     ),
-    rule(
-        "rows that are copied come in groups of eight to each of four warps, two stages at least; "
-        "those that TMA gathers by 128 at most",
-        "tile_kv stages",
-        lambda f, p, d: (
-            boxes(p, f.tile_kv)
-            | (f.tile_kv <= 128 if d.has_tmem else (f.tile_kv % 32 == 0) & (f.stages > 1))
-        ),
-    ),
+    rule(COPIED, "tile_kv stages", lambda f, p, d: copied(f, p, d)),
     rule(
         OUTGROWN,
         "consumers tile_kv overlap",
