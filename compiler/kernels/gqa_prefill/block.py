@@ -22,7 +22,14 @@ from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, valu
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, loop, parameters, when
 from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import SCALE, WORD
-from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes, smem_bytes, threads, value_stages
+from ptxflow.compiler.kernels.gqa_prefill.decisions import (
+    TILE,
+    TOKEN,
+    boxes,
+    smem_bytes,
+    threads,
+    value_stages,
+)
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
 from ptxflow.compiler.kernels.gqa_prefill.merge import Merge
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
@@ -228,6 +235,7 @@ class Block(Keys, Lines):
         self.q_tile = SmemTile(self.rows, self.dim, ELEMENT, ROW)
         self.q_smem = smem("q_tile", self.q_tile.bytes)
         self.q_full = mbar("q_full", 1, 1)
+        self.whole_boxes = strategy.get("query_box", TOKEN) == TILE
         self.params = (
             *parameters("q_map: map"),
             *self.key_params,
@@ -253,8 +261,21 @@ class Block(Keys, Lines):
             dims, stride = (str(width), "total_q"), width
         else:
             dims, stride = (str(self.dim), f"total_q * {self.heads}"), self.dim
-        pitch = (str(stride * ELEMENT),)
-        q = TensorMapParam("q", self.problem.dtype, dims, pitch, self.query_box, ROW)
+        pitch: tuple[str, ...] = (str(stride * ELEMENT),)
+        box = self.query_box
+        if self.whole_boxes:
+            token, size = width * ELEMENT, f"total_q * {width * ELEMENT}"
+            dims, pitch = (
+                (str(self.dim), str(self.heads), "total_q", "1", "1"),
+                (
+                    str(self.dim * ELEMENT),
+                    str(token),
+                    size,
+                    size,
+                ),
+            )
+            box = (WIDE, self.share, self.tokens, 1, 1)
+        q = TensorMapParam("q", self.problem.dtype, dims, pitch, box, ROW)
         given = {**SCALE, **self.key_maps, "q_map": q, **SEQUENCES}
         grid, warps = self.blocks, self.warps
         if self.cut == 1:
@@ -271,6 +292,25 @@ class Block(Keys, Lines):
         )
 
     def load_queries(self) -> UOp:
+        expect = at.mbar_arrive_expect(slot(self.q_full), bytes=self.q_tile.bytes)
+        return elect(value(1), expect, self._whole_boxes() if self.whole_boxes else self._boxes())
+
+    def _whole_boxes(self) -> list[UOp]:
+        """A column block of the tile each: its tokens, of each some heads."""
+        bytes_ = self.rows * ROW
+        return [
+            at.tma_load_5d(
+                slot(self.q_smem, 0, self.q_tile.k_block_offset(column), bytes_),
+                param("q_map"),
+                *(const(column), self.first_head, self.first_row, const(0), const(0)),
+                slot(self.q_full),
+                box=(WIDE, self.rows),
+                element=ELEMENT,
+            )
+            for column in range(0, self.dim, WIDE)
+        ]
+
+    def _boxes(self) -> UOp:
         bar, box = slot(self.q_full), var("box")
         bytes_ = self.query_box[1] * ROW
         load = [
@@ -285,6 +325,4 @@ class Block(Keys, Lines):
             )
             for column in range(0, self.dim, WIDE)
         ]
-        boxes = loop(box, self.rows // self.query_box[1], load, rolled=True)
-        expect = at.mbar_arrive_expect(bar, bytes=self.q_tile.bytes)
-        return elect(value(1), expect, boxes)
+        return loop(box, self.rows // self.query_box[1], load, rolled=True)

@@ -17,6 +17,7 @@ from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 
 HEADS, TILES = "heads", "tiles"
 ALWAYS, LAZY = "always", "lazy"
+TOKEN, TILE = "token", "tile"  # what a box of queries is of
 WARPGROUP, WARPGROUP_ROWS, TMEM_ROWS = 128, 64, 128
 MMA_K = 16
 BOX_ROWS = 8  # rows of a page, at least, for it to come as a box of its own

@@ -16,6 +16,11 @@ DECISIONS = (
     Decision("resident", (1, 2, 3), "blocks that an SM holds at a time"),
     Decision("producer_warps", (4, 1), "1: registers are not split (wgmma)"),
     Decision("producer_regs", (0, 24, 32, 48, 64), "of a producer's thread; 0: by consumers"),
+    Decision(
+        "query_box",
+        (listed.TOKEN, listed.TILE),
+        "whose queries in heads that share a tile TMA brings",
+    ),
     Decision("parts", (1, 2, 3, 4, 6, 8, 12, 16), "of a tile's keys at most, each a block's"),
     Decision("least", (2, 4, 8, 16), "tiles of keys of a part, at least"),
     Decision("value_stages", (0, 1, 2, 3, 4), "depth of the ring of values; 0: as that of keys"),
@@ -64,6 +69,11 @@ RULES = (
                 Fields({n: f.get(n, 1) for n in ("consumers", "resident")}), d
             )
         ),
+    ),
+    rule(
+        "a token in one head is no box of its own",
+        "share query_box",
+        lambda f, p, d: (f.share > 1) | (f.query_box == listed.TOKEN),
     ),
     rule(
         "tiles of a part are counted where keys are in parts",
