@@ -39,7 +39,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session.Tuning, "deliver", lambda _: None)
+    monkeypatch.setattr(session, "deliver", lambda *_: None)
     monkeypatch.setattr(OnGpu, "alike", lambda *_: False)
 
 
@@ -176,11 +176,11 @@ def test_a_branch_that_hangs_or_faults_is_passed_over(
 
     @contextmanager
     def brief(*arguments: Any) -> Iterator[measurer.Measurer]:
-        with measurer.open_measurer(*arguments) as found:
-            found.settings = dataclasses.replace(found.settings, timeout=0.5)
+        with measurer.open_measurers(*arguments) as found:
+            found[0].settings = dataclasses.replace(found[0].settings, timeout=0.5)
             yield found
 
-    monkeypatch.setattr(session, "open_measurer", brief)
+    monkeypatch.setattr(session, "open_measurers", brief)
     assert played(tmp_path / "s", "--budget", "48") == 0
     records = read_records(tmp_path / "s" / "records.jsonl")
     assert {"ok", "hang", "fault"} <= {r.status for r in records}
