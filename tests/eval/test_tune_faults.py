@@ -175,7 +175,7 @@ def test_a_branch_that_hangs_or_faults_is_passed_over(
     without_code(monkeypatch)
 
     @contextmanager
-    def brief(*arguments: Any) -> Iterator[measurer.Measurer]:
+    def brief(*arguments: Any) -> Iterator[list[measurer.Measurer]]:
         with measurer.open_measurers(*arguments) as found:
             found[0].settings = dataclasses.replace(found[0].settings, timeout=0.5)
             yield found
