@@ -81,7 +81,7 @@ from ptxflow.eval.tune.champions import (
     nearest,
     of_session,
 )
-from ptxflow.eval.tune.draws import Believed, Draws
+from ptxflow.eval.tune.draws import Believed, Draws, reward_beside
 from ptxflow.eval.tune.endpoint import Endpoint, Recorded
 from ptxflow.eval.tune.knowledge import Entry, Knowledge, Row, from_lines, read, to_lines
 from ptxflow.eval.tune.loop import Limits, Round, Session, Steps, Timed, answered
@@ -256,7 +256,7 @@ class Tuning:
         write_whole(self.folder / SESSION, json.dumps(self.state, indent=1))
         count = 0 if args.knowledge == NO else args.starts // 2
         self.known = known_to(self.folder, self.base, space, count)
-        reward, _ = reward_of(self.policy.about, space.device.name, space.family.name)
+        reward = reward_beside(self.policy.about, space.device, space.family.name)
         measured: dict[Strategy, Timed] = {}
         draws = Draws(self.policy, Believed(self.listed, reward), space, measured)
         floors = Floors.of(counted(self.definition, self.axes), space.device)
