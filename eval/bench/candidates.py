@@ -93,7 +93,7 @@ class Settings:
     timeout: float = 60.0
     refine: int = 0  # of each workload's best kernels that are timed again, all in one job
     refine_rounds: int = 40
-    ties: float = 0.0  # seconds for those of them that may be the fastest, against each other
+    ties: float = 1.0  # seconds for those of them that may be the fastest, against each other
     every_baseline: bool = True  # beside each kernel, or the yardstick alone
     libraries: bool = True  # the same where it refines
 
