@@ -25,7 +25,7 @@ from ptxflow.env.search import Search, Values
 from ptxflow.env.space import Codes, StrategySpace
 
 SEARCH = Search(drawn=1024, rounds=6, kept=16, crossed=512)
-LONGER = Search(drawn=1024, rounds=12, kept=128, crossed=1024)  # where a policy knows what it found
+LONGER = Search(drawn=2048, rounds=16, kept=256, crossed=2048)  # where a policy knows what it found
 FAR = 0.5  # of the attainable, that choices are said to be behind at most
 REMEMBERED = 1 << 10  # workloads
 LEAST = 1e-14  # that a known strategy weighs, over the best: what float64 tells apart in a sum
@@ -67,10 +67,11 @@ def _found(space: StrategySpace, longer: bool) -> tuple[Codes, Values, Tensor]:
 def _pairs(space: StrategySpace, codes: Codes, worth: Values) -> Values:
     """The hints of one workload."""
     edges = np.cumsum([0, *space.sizes])
-    places = space.indices(codes) + edges[:-1]
+    places = (space.indices(codes) + edges[:-1])[::-1]
     best = np.full((edges[-1], edges[-1]), -np.inf)
-    for mine in places.T:
-        np.maximum.at(best, (mine[:, None], places), worth[:, None])
+    rising = np.repeat(worth[::-1], places.shape[1])
+    for mine in places.T:  # the best come last, and stay
+        best.put(mine[:, None] * len(best) + places, rising)
     alone = best.diagonal().copy()
     for i, decision in enumerate(space.decisions):
         if decision.name in space.family.implied:  # any choice is as good
