@@ -235,8 +235,8 @@ def run_together(
         image.write_bytes(kernel.cubin)
         images.append((kernel.launch.to_json(), image))
     s = settings
-    how = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle, "ties": s.ties}
-    how |= {"every_baseline": s.libraries} | beside
+    how: dict[str, Any] = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle}
+    how |= {"ties": s.ties, "every_baseline": s.libraries} | beside
     return worker.run(refine_job(definition, axes, images, **how), 2 * s.timeout)
 
 
