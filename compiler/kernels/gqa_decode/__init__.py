@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.attention import few, held_of, sized
+from ptxflow.compiler.kernels.attention import few, held_of, sized, summed
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_decode import cost, decisions
 from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
@@ -21,8 +21,6 @@ from ptxflow.compiler.launch import Launch, Workspace, launch_of
 from ptxflow.compiler.lower import layout
 
 MOST_EMULATED = 512  # tokens, where a ring does not need more
-MANY = 4096  # tokens of which the second kernel sums up some heads only
-SUMMED = 192  # tiles of all chunks but one that are summed, where these are more than two
 
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Hopper | Blackwell:
@@ -127,9 +125,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two groups of key heads: a sequence of more chunks than are summed at a time; two of several;
-    many, few of which have a page, and whose look-up takes several steps, of which the last is
-    summed up. Of clusters: rings taken more than once, and several sequences."""
+    """Two groups of key heads: made sums of chunks; two sequences of several chunks; many, few of
+    which have a page, and whose look-up takes several steps, of which the last is summed up. Of
+    clusters: rings taken more than once, and several sequences."""
     k = kernel(p, s, device)
     groups = -(-k.key_heads // k.heads)
     shapes = tuple(
@@ -143,10 +141,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         rest = k.tile + 3
         long, short = (k.stages + 2) * k.chunk + rest, k.chunk + rest
         return Trials(shapes, (size(1, long, (1,)), size(3, short)))
-    together = int(s.sum_chunks) * (int(s.sum_warps) if s.sum_split else 1)
-    many = (min(together, 8, max(2, SUMMED * k.tile // k.chunk)) + 1) * k.chunk + 5
     sizes = (
-        size(1, many, () if many < MANY else (0, 8)),
+        summed(p, k.chunk, int(s.sum_chunks), int(s.sum_warps) if s.sum_split else 1),
         size(2, 3 * k.chunk + k.tile + 3),
         size(131, 24 * k.page_size, (8, 8) if k.ctas > 1 else ()),
     )
