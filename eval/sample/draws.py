@@ -50,9 +50,9 @@ from ptxflow.eval.sample.selection import (
     far_from_training,
     reward_within,
 )
+from ptxflow.gfn import inference
 from ptxflow.gfn.checkpoint import read
 from ptxflow.gfn.inference import (
-    POOL,
     SHARPNESS,
     Policy,
     Pool,
@@ -132,7 +132,7 @@ def scored(
             score(policy, space, k, seed, sharpness, tau) if draws else undrawn(space, len(space))
         )
         return pool, 0
-    most, part = max(k, POOL), space.plain()
+    most, part = max(k, inference.POOL), space.plain()
     drawn = score(policy, part, most, seed, sharpness, tau) if draws else None
     reward = reward_within(policy.about if draws else {}, space)[0]
     codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), seed)
