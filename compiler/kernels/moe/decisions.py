@@ -88,12 +88,16 @@ def tile_sums(f: Fields, up: bool) -> Any:
     return f.tile_t * tile(f, up) // (WARPGROUP * f.consumers)
 
 
-def registers(f: Fields, up: bool, device: Device) -> Any:
-    """Of a thread that multiplies: sums of all K, of a wave, factors, and what surrounds them."""
+def registers(f: Fields, p: Problem, up: bool, device: Device) -> Any:
+    """Of a thread that multiplies: sums of all K, of a wave, factors, and what surrounds them; the
+    second product was seen to take 32 more where K is one block, not a loop."""
     sums = tile_sums(f, up)
     if device.has_tmem:
-        return sums + np.where(f.swap == 1, 90 + f.tile_t, 80)
-    return np.where(f.swap == 1, 2 * sums + 40, sums + sums // waves(f, up) + 32)
+        own = sums + np.where(f.swap == 1, 90 + f.tile_t, 80)
+    else:
+        own = np.where(f.swap == 1, 2 * sums + 40, sums + sums // waves(f, up) + 32)
+    straight = not up and p["intermediate_size"] == BLOCK
+    return own + np.where(f.swap == 0, 32 * straight, 0)
 
 
 def register_limit(f: Fields) -> Any:
@@ -165,12 +169,12 @@ RULES = (
     rule(
         FIRST_REGS,
         "swap tile_t consumers up_tile waves",
-        lambda f, p, d: registers(f, True, d) <= register_limit(f),
+        lambda f, p, d: registers(f, p, True, d) <= register_limit(f),
     ),
     rule(
         SECOND_REGS,
         "swap tile_t consumers down_tile waves",
-        lambda f, p, d: registers(f, False, d) <= register_limit(f),
+        lambda f, p, d: registers(f, p, False, d) <= register_limit(f),
     ),
     rule(
         "the first product's ring exceeds the shared memory of a block",

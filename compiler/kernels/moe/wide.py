@@ -57,20 +57,20 @@ def _sides(f: Fields, p: Problem, d: Device) -> Any:
     return (listed.sides(f, d) | more) & ((not d.has_tmem) | (f.tile_t % 16 == 0))
 
 
-def _registers(f: Fields, d: Device, up: bool) -> Any:
+def _registers(f: Fields, p: Problem, d: Device, up: bool) -> Any:
     """As listed, or of its own: sums, a wave's, scales of tokens and factors of blocks."""
     sums, limit = listed.tile_sums(f, up), listed.register_limit(f)
     blocks = 2 if up else np.maximum(f.down_tile // f.consumers // BLOCK, 1)
     own = sums + sums // listed.waves(f, up) + f.tile_t // 4 * (1 + blocks) + BESIDE
     new = (not d.has_tmem) & ~np.isin(f.tile_t, LISTED)
-    return np.where(new, own, listed.registers(f, up, d)) <= limit
+    return np.where(new, own, listed.registers(f, p, up, d)) <= limit
 
 
-def _resident(f: Fields, d: Device, up: bool) -> Any:
+def _resident(f: Fields, p: Problem, d: Device, up: bool) -> Any:
     """Whether an SM holds as many CTAs of a product as take turns on it."""
     ctas = f.up_ctas if up else f.down_ctas
     shared = ctas * (listed.smem_bytes(f, up) + d.smem_reserved) <= d.smem_per_sm
-    lanes = ctas * (f.consumers + 1) * listed.registers(f, up, d) <= BEGUN
+    lanes = ctas * (f.consumers + 1) * listed.registers(f, p, up, d) <= BEGUN
     columns = ctas * listed.tmem_columns(f) <= 512 if d.has_tmem else True
     return (ctas == 1) | ((f.persistent == 1) & (f.consumers == 1) & shared & lanes & columns)
 
@@ -90,12 +90,12 @@ RULES = (
     rule(
         listed.FIRST_REGS,
         "swap tile_t consumers up_tile waves",
-        lambda f, p, d: _registers(f, d, True),
+        lambda f, p, d: _registers(f, p, d, True),
     ),
     rule(
         listed.SECOND_REGS,
         "swap tile_t consumers down_tile waves down_waves",
-        lambda f, p, d: _registers(f, d, False),
+        lambda f, p, d: _registers(f, p, d, False),
     ),
     rule(
         "kernels that wait for those before them alone are let start early",
@@ -105,12 +105,12 @@ RULES = (
     rule(
         "an SM holds all persistent CTAs of the first product that it is given",
         "swap tile_t consumers waves down_waves up_tile down_tile up_stages persistent up_ctas",
-        lambda f, p, d: _resident(f, d, True),
+        lambda f, p, d: _resident(f, p, d, True),
     ),
     rule(
         "an SM holds all persistent CTAs of the second product that it is given",
         "swap tile_t consumers waves down_waves up_tile down_tile down_stages persistent down_ctas",
-        lambda f, p, d: _resident(f, d, False),
+        lambda f, p, d: _resident(f, p, d, False),
     ),
     rule(
         "rows that are copied in order are neither late nor brought by warps of their own",
