@@ -58,12 +58,15 @@ def _sides(f: Fields, p: Problem, d: Device) -> Any:
 
 
 def _registers(f: Fields, p: Problem, d: Device, up: bool) -> Any:
-    """As listed, or of its own: sums, a wave's, scales of tokens and factors of blocks."""
-    sums, limit = listed.tile_sums(f, up), listed.register_limit(f)
-    blocks = 2 if up else np.maximum(f.down_tile // f.consumers // BLOCK, 1)
-    own = sums + sums // listed.waves(f, up) + f.tile_t // 4 * (1 + blocks) + BESIDE
-    new = (not d.has_tmem) & ~np.isin(f.tile_t, LISTED)
-    return np.where(new, own, listed.registers(f, p, up, d)) <= limit
+    """As listed, or of its own: sums, a wave's, scales of tokens and factors of blocks; with
+    tcgen05 more beside them, as was seen."""
+    limit, asked = listed.register_limit(f), listed.registers(f, p, up, d)
+    new, own = ~np.isin(f.tile_t, LISTED), asked + BESIDE
+    if not d.has_tmem:
+        sums = listed.tile_sums(f, up)
+        blocks = 2 if up else np.maximum(f.down_tile // f.consumers // BLOCK, 1)
+        own = sums + sums // listed.waves(f, up) + f.tile_t // 4 * (1 + blocks) + BESIDE
+    return np.where(new, own, asked) <= limit
 
 
 def _resident(f: Fields, p: Problem, d: Device, up: bool) -> Any:
