@@ -61,7 +61,7 @@ def layout(info: KernelInfo) -> Layout:
 
 
 def launch_registers(threads: int) -> int:
-    """Registers a thread starts with when one block may take the whole file."""
+    """Registers a thread starts with when so many, of all blocks at a time, share the file."""
     return 65536 // threads // 8 * 8
 
 
@@ -83,7 +83,7 @@ def finish(info: KernelInfo, *body: Body, drained: bool = False, meet: bool = Tr
     else:
         before = _prologue(info, [])
         after = _cluster_sync(release=True) if meet else []
-    threads = 32 * info.warps
+    threads = 32 * info.warps * info.resident
     return kernel(info, before, [_with_registers(s, threads) for s in flatten(body)], after)
 
 

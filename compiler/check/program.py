@@ -13,7 +13,7 @@ from ptxflow.compiler.check.private import Moves, private_storages
 from ptxflow.compiler.check.state import Knowledge, Message
 from ptxflow.compiler.check.values import every_value
 from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.ir import Op, UOp, show, walk
+from ptxflow.compiler.ir import KernelInfo, Op, UOp, show, walk
 from ptxflow.compiler.lower import launch_registers, layout
 
 MEETINGS = ("cta_sync", "warp_sync", "cluster_arrive", "cluster_wait")  # of all
@@ -21,12 +21,13 @@ Env = dict[str, int]
 Steps = Generator[UOp, None, None]
 
 
-def registers_at_launch(warps: int, largest: int) -> int:
+def registers_at_launch(info: KernelInfo, largest: int) -> int:
     """Registers of a lane at launch; `largest` is the kernel's greatest setmaxnreg.
 
-    With two warpgroups ptxas launches with that value, with more the block fills the file.
+    With two warpgroups ptxas launches with that value, with more the blocks fill the file.
     """
-    return min(launch_registers(32 * warps), largest if warps == 8 else 255)
+    threads = 32 * info.warps * info.resident
+    return min(launch_registers(threads), largest if info.warps == 8 else 255)
 
 
 class Program:
@@ -64,7 +65,7 @@ class Program:
             for _, node in walk(kernel)
             if node.op is Op.ATOM and atom(node.arg.atom).effect == "registers"
         ]
-        self.launched = registers_at_launch(kernel.arg.warps, max(asked, default=0))
+        self.launched = registers_at_launch(kernel.arg, max(asked, default=0))
         self._values: dict[UOp, Callable[[Env], int]] = {}
         self._arithmetic = Arithmetic(kernel.arg)
 

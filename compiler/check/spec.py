@@ -182,7 +182,7 @@ def _register_pool(info: KernelInfo, roles: list[Role]) -> list[tuple[str, bool,
     if not any(r.regs for r in roles):
         return []
     largest = max(r.regs for r in roles)
-    launched = registers_at_launch(info.warps, largest)
+    launched = registers_at_launch(info, largest)
     pool = launched * info.warps // 4
     asked = sum(r.regs * r.warps // 4 for r in roles)
     return [

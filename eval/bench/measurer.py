@@ -35,7 +35,7 @@ from ptxflow.eval.bench.worker import Worker, WorkerError
 
 Text = tuple[str, str, tuple[str, ...] | None]  # definition, strategy's key, what is chained
 KEPT = 1024  # compiled kernels, for other sizes
-SETTINGS = Settings(seeds=(1, 2), rounds=7, settle=0.1, every_baseline=False)
+SETTINGS = Settings(seeds=(1, 2), rounds=7, settle=0.1, ties=0.0, every_baseline=False)
 
 
 @dataclass

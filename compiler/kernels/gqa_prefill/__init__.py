@@ -16,11 +16,15 @@ from ptxflow.compiler.family import (
     Trials,
     Trip,
 )
+from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.attention import few, sized
-from ptxflow.compiler.kernels.gqa_prefill import blackwell, cost, decisions, hopper
+from ptxflow.compiler.kernels.gqa_prefill import blackwell, cost, decisions, hopper, merge
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import LINES
+from ptxflow.compiler.kernels.gqa_prefill.merge import Merge
 from ptxflow.compiler.kernels.gqa_prefill.problem import SCHEMA, accepts
+from ptxflow.compiler.kernels.gqa_prefill.schedule import PARTIAL
+from ptxflow.compiler.kernels.gqa_prefill.wide import WIDE
 
 __all__ = ["ENTRY", "GQA_PREFILL"]
 
@@ -32,10 +36,16 @@ def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
     return blackwell.Kernel(p, s, device) if device.has_tmem else hopper.Kernel(p, s, device)
 
 
+def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    """The lowered kernel, and the one that merges parts of keys."""
+    k = kernel(p, s, device)
+    return program(k.build(), Merge(p, s, device).build()) if k.cut > 1 else k.build()
+
+
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """Trip-count classes: no tile of queries; one that sees no key; one step; fewer than the rings
     have stages, as many, and past their second turn. Steps with a tail of keys, which not all
-    queries see, and without."""
+    queries see, and without. Of parts of keys a tile's only one, its last one and its first."""
     k = kernel(p, s, device)
     k.build()  # says which registers hold pages
     stages: int = s.stages
@@ -46,13 +56,39 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     for steps in sorted({1, max(stages - 1, 1), stages, stages + 1, 2 * stages + 1}):
         # a tail long enough for two steps to need a mask, however few tokens a tile has
         tail = max(k.tile_kv // 2 + 1, k.tile_kv - k.tokens + 2)
-        out += [_trip(k, steps, t, rises) for t in (0, tail) for rises in risings]
+        cases = [(steps, 0)] if steps <= k.least or k.cut == 1 else []
+        if k.cut > 1:
+            whole = steps >= k.least  # tiles of each part, or of the second of two
+            cases += [(steps * k.cut, k.cut - 1), (steps * k.cut, 0)] if whole else []
+            cases += [] if whole else [(k.least + steps, 1)]
+        for tiles, part in cases:
+            tails = (0, tail) if part or tiles == steps else (0,)
+            out += [_trip(k, tiles, t, r, part=part) for t in tails for r in risings]
+    if k.cut > 1:
+        second = Merge(p, s, device)
+        out += [_merged(second, n, rows) for n in (1, 2, k.cut) for rows in (1, k.tokens)]
     return out
 
 
-def _trip(k: Kernel, steps: int, tail: int, rises: int = 0, queries: int | None = None) -> Trip:
-    """A tile of queries over so many steps, whose last tile of keys lacks `tail` rows; of none over
-    0 steps, unless it is said how many."""
+def _merged(m: Merge, parts: int, queries: int) -> Trip:
+    """Some queries of the first tile, whose keys are in so many parts."""
+    found = {"start": 0, "after": 1, "q_first": 0, "q_end": queries, "kv_first": 0}
+    tokens = parts * m.least * m.tile_kv - 1
+    pages = -(-tokens // m.page) if m.page else tokens
+    found |= {"kv_end": pages, "last": tokens - (pages - 1) * m.page}
+    held = {m.prefix + name: n for name, n in found.items() if name in m.keep.held}
+    block = queries // m.tokens * m.units
+    values = {"total_q": queries, "sequences": 1, "ctaid": block, **held}
+    outputs = (("output", queries, m.share * m.dim), ("lse", queries, m.share))
+    name = f"{queries} queries, {parts} parts"
+    return Trip(name, tuple(values.items()), outputs if parts > 1 else (), merge.ENTRY)
+
+
+def _trip(
+    k: Kernel, steps: int, tail: int, rises: int = 0, queries: int | None = None, part: int = 0
+) -> Trip:
+    """A tile of queries over so many tiles of keys, or the part of them, of which the last one
+    lacks `tail` rows; of no queries over 0 steps, unless it is said how many."""
     queries = (k.tokens if steps else 0) if queries is None else queries
     keys = steps * k.tile_kv - tail if steps or queries else 1
     block = queries // k.tokens  # the first number comes last
@@ -65,26 +101,33 @@ def _trip(k: Kernel, steps: int, tail: int, rises: int = 0, queries: int | None 
         "q_end": queries,
         "kv_first": 0,
         "kv_end": keys,
-        "ctaid": block * k.units if k.s.order == decisions.HEADS else block,
+        "ctaid": (block * k.cut + part) * k.units
+        if k.s.order == decisions.HEADS
+        else block + part * (block + 1),
     }
     if k.page:
         values["kv_end"] = -(-keys // k.page)
         values["last"] = keys - (values["kv_end"] - 1) * k.page
         values |= {name: 0 for name in k.keep.held if "page_" in name}
-    values |= {"queries_here": queries, "tile_from_here": 0, "unit_here": 0}
+    values |= {"queries_here": queries, "tile_from_here": 0, "unit_here": 0, "part_here": part}
     values |= {name: rises for name in k.keep.held if name.endswith("rises")}
-    outputs = (("output", queries, k.share * k.dim), ("lse", queries, k.share)) if queries else ()
+    cut_up = k.cut > 1 and steps > max(-(-steps // k.cut), k.least)
+    names = (f"{PARTIAL}", f"{PARTIAL}_lse") if cut_up else ("output", "lse")
+    outputs = tuple(zip(names, (queries, queries), (k.share * k.dim, k.share), strict=True))
     blind = " that see no key" if queries and not steps else ""
     name = f"{steps} steps of a tile of queries{blind}" + (", a tail" if tail else "")
     name += ", rising maxima" if rises else ""
-    return Trip(name, tuple(values.items()), outputs)
+    name += f", part {part}" if cut_up else ""
+    entry = ENTRY if k.cut > 1 else ""
+    return Trip(name, tuple(values.items()), outputs if queries and not part else (), entry)
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Three sequences of few heads, with tails, steps with and without a mask, rings past their
     first turn; one has no keys."""
     k = kernel(p, s, device)
-    tokens = (s.stages + 2) * k.tile_kv + k.tile_kv // 2 + 3
+    steps = s.stages + 2 if k.cut == 1 else max(s.stages + 2, 2 * k.least + 1)
+    tokens = steps * k.tile_kv + k.tile_kv // 2 + 3
     queries = min(2 * k.tokens + 5, tokens - 1)
     group = k.heads // k.kv_heads
     kv_heads = 2 if k.share == group and k.kv_heads > 1 else 1
@@ -124,6 +167,10 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         size(stores, rows, 60),
         Size(sized(p, stores, rows, 1)),
         size(1, 2, 34 * s.stages * tile, (1,)),
+        *(
+            [size(1, whole, whole + k.cut * max(k.least, s.stages + 1) * tile, (0, 7))]
+            * (k.cut > 1)
+        ),
     )
     return Trials(shapes, sizes)
 
@@ -139,7 +186,7 @@ GQA_PREFILL = Family.of(
     decisions,
     cost,
     Kernels(
-        lambda p, s, d: kernel(p, s, d).build(),
+        build,
         trips,
         lambda p, s, d: kernel(p, s, d).launch(),
         trial,
@@ -147,4 +194,5 @@ GQA_PREFILL = Family.of(
     ),
     revise=revise,
     accepts=accepts,
+    more=WIDE,
 )

@@ -16,7 +16,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, value, var
 from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
-from ptxflow.compiler.ir.storage import mbar, slot, smem, tmem
+from ptxflow.compiler.ir.storage import mbar, slot, tmem
 from ptxflow.compiler.kernels.gqa_prefill import decisions
 from ptxflow.compiler.kernels.gqa_prefill.block import Block
 from ptxflow.compiler.kernels.gqa_prefill.decisions import MMA_K, TMEM_ROWS
@@ -26,7 +26,6 @@ from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import GATHERED, Ring
 from ptxflow.compiler.tile.softmax import RISE, OnlineSoftmax, WholeRow
-from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Float32, emit, repeat, traced, where
 
 COLUMNS = 32  # of tensor memory that a lane moves at a time
@@ -60,11 +59,7 @@ class Kernel(Block):
     @cached_property
     def rings(self) -> dict[str, tuple[Ring, UOp]]:
         """By "k" and "v": the ring and its buffers. A commit releases a stage."""
-        stages = int(self.s.stages)
-        return {
-            name: (Ring.of(name, stages, 1, 1), smem(f"{name}_tiles", self.tile.bytes, stages))
-            for name in ("k", "v")
-        }
+        return self.rings_of(1, 1)
 
     # -- which tile ----------------------------------------------------------------------------
 
@@ -99,7 +94,7 @@ class Kernel(Block):
         ]
         bars = [self.scored, self.weighed, self.summed, *([self.taken] if self.s.overlap else [])]
         memory = [self.scores, self.outputs, *([self.probs] if self.s.overlap else [])]
-        return self.whole([], roles, warps + 4, [*bars, *memory])
+        return self.whole([], roles, [*bars, *memory])
 
     # -- gathering -----------------------------------------------------------------------------
 
@@ -276,12 +271,23 @@ class Kernel(Block):
         """Each warp puts its rows in place of its queries, which have been read, and from there to
         global memory."""
         normal, lse = self.softmax.end()
-        place = self.rectangle("lse", WARP * self.warp_rows, self.warp_rows, 0, 1)
-        inside, index = self.row_inside(self.row), self.index(self.row)
-        emit(store_global("lse", index, lse.slot, place, inside))
+        emit(self.store_lse(self.row, lse.slot, WARP * self.warp_rows, self.warp_rows))
+        whole = [*traced(self.stage_all, normal), at.warp_sync(), *self.store_rows()]
+        emit(self.either(whole, lambda: self.store_parts(normal)))
+
+    def store_parts(self, normal: Float32) -> None:
+        first = WARP * self.warp_rows
+        for column in range(0, self.dim, COLUMNS):
+            _, scaled = self.some_outputs(column, normal)
+            for i in range(0, COLUMNS, QUAD):
+                four = scaled[i : i + QUAD]
+                self.store_partial(four, self.row, first, self.warp_rows, column + i)
+        emit(at.tcgen05_fence_before())
+
+    def stage_all(self, normal: Float32) -> None:
         for column in range(0, self.dim, COLUMNS):
             self.stage(column, normal)
-        emit(at.tcgen05_fence_before(), at.warp_sync(), self.store_rows())
+        emit(at.tcgen05_fence_before())
 
     def stage(self, column: int, normal: Float32) -> None:
         """Some columns of the lane's row, normalised and rounded."""

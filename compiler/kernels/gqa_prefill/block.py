@@ -21,12 +21,20 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, value, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, loop, parameters, when
 from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem
-from ptxflow.compiler.kernels.attention.sequences import SCALE
-from ptxflow.compiler.kernels.gqa_prefill.decisions import boxes, smem_bytes
+from ptxflow.compiler.kernels.attention.sequences import SCALE, WORD
+from ptxflow.compiler.kernels.gqa_prefill.decisions import (
+    TILE,
+    TOKEN,
+    boxes,
+    smem_bytes,
+    threads,
+    value_stages,
+)
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
+from ptxflow.compiler.kernels.gqa_prefill.merge import Merge
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
-from ptxflow.compiler.kernels.gqa_prefill.schedule import WARP_LANES, Work
-from ptxflow.compiler.launch import Launch, TensorMapParam, launch_of
+from ptxflow.compiler.kernels.gqa_prefill.schedule import PARTIAL, SEQUENCES, WARP_LANES, Work
+from ptxflow.compiler.launch import Launch, TensorMapParam, Workspace, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import Matrix, rows_along_k
@@ -59,14 +67,16 @@ class Keys(Work):
     @cached_property
     def rings(self) -> dict[str, tuple[Ring, UOp]]:
         """By "k" and "v": the ring and its buffers. Every consumer warp releases a stage."""
-        warps, stages = 4 * int(self.s.consumers), int(self.s.stages)
-        fillers = COPIERS if self.gathered else 1
+        return self.rings_of(COPIERS if self.gathered else 1, 4 * int(self.s.consumers))
+
+    def rings_of(self, fillers: int, readers: int) -> dict[str, tuple[Ring, UOp]]:
+        depths = {"k": int(self.s.stages), "v": int(value_stages(self.s.fields()))}
         return {
             name: (
-                Ring.of(name, stages, fillers, warps),
+                Ring.of(name, stages, fillers, readers),
                 smem(f"{name}_tiles", self.tile.bytes, stages),
             )
-            for name in ("k", "v")
+            for name, stages in depths.items()
         }
 
     def tiles_of(self, name: str) -> Tiles:
@@ -221,20 +231,26 @@ class Block(Keys, Lines):
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
         super().__init__(problem, strategy, device)
         self.consumers: int = strategy.consumers
+        self.warps = int(threads(strategy.fields())) // 32
         self.q_tile = SmemTile(self.rows, self.dim, ELEMENT, ROW)
         self.q_smem = smem("q_tile", self.q_tile.bytes)
         self.q_full = mbar("q_full", 1, 1)
+        self.whole_boxes = strategy.get("query_box", TOKEN) == TILE
         self.params = (
             *parameters("q_map: map"),
             *self.key_params,
             *parameters("qo_indptr kv_indptr output lse: ptr, sm_scale total_q sequences: u32"),
+            *(parameters(f"{PARTIAL} {PARTIAL}_lse: ptr") if self.cut > 1 else ()),
         )
 
-    def whole(self, found: Body, roles: Sequence[UOp], warps: int, more: Sequence[UOp]) -> UOp:
+    def whole(self, found: Body, roles: Sequence[UOp], more: Sequence[UOp]) -> UOp:
         """The lowered kernel: `found` is what every warp does first, `more` storage of the roles
         beside queries, keys and registers."""
         storage = (self.q_full, *more, self.q_smem, *self.ring_storage, *self.keep.storage)
-        info = KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
+        resident = int(self.s.get("resident", 1))
+        info = KernelInfo(
+            ENTRY, self.device.arch, self.warps, 1, self.params, storage, resident=resident
+        )
         return finish(info, found, *roles)
 
     def launch(self) -> Launch:
@@ -245,14 +261,56 @@ class Block(Keys, Lines):
             dims, stride = (str(width), "total_q"), width
         else:
             dims, stride = (str(self.dim), f"total_q * {self.heads}"), self.dim
-        pitch = (str(stride * ELEMENT),)
-        q = TensorMapParam("q", self.problem.dtype, dims, pitch, self.query_box, ROW)
-        numbers = f"(total_q // {self.tokens} + len_indptr - 1)"
-        given = {**SCALE, **self.key_maps, "q_map": q, "sequences": "len_indptr - 1"}
-        grid, warps = f"{numbers} * {self.units}", 4 * (self.consumers + 1)
-        return launch_of(ENTRY, grid, warps, self.params, given, shared)
+        pitch: tuple[str, ...] = (str(stride * ELEMENT),)
+        box = self.query_box
+        if self.whole_boxes:
+            token, size = width * ELEMENT, f"total_q * {width * ELEMENT}"
+            dims, pitch = (
+                (str(self.dim), str(self.heads), "total_q", "1", "1"),
+                (
+                    str(self.dim * ELEMENT),
+                    str(token),
+                    size,
+                    size,
+                ),
+            )
+            box = (WIDE, self.share, self.tokens, 1, 1)
+        q = TensorMapParam("q", self.problem.dtype, dims, pitch, box, ROW)
+        given = {**SCALE, **self.key_maps, "q_map": q, **SEQUENCES}
+        grid, warps = self.blocks, self.warps
+        if self.cut == 1:
+            return launch_of(ENTRY, grid, warps, self.params, given, shared)
+        then = Merge(self.problem, self.s, self.device).launch()
+        rows = f"total_q * {self.heads * self.cut}"
+        workspace = (
+            Workspace(PARTIAL, f"{rows} * {self.dim * WORD}"),
+            Workspace(f"{PARTIAL}_lse", f"{rows} * {WORD}"),
+        )
+        grid = f"{grid} * {self.cut}"
+        return launch_of(
+            ENTRY, grid, warps, self.params, given, shared, then=(then,), workspace=workspace
+        )
 
     def load_queries(self) -> UOp:
+        expect = at.mbar_arrive_expect(slot(self.q_full), bytes=self.q_tile.bytes)
+        return elect(value(1), expect, self._whole_boxes() if self.whole_boxes else self._boxes())
+
+    def _whole_boxes(self) -> list[UOp]:
+        """A column block of the tile each: its tokens, of each some heads."""
+        bytes_ = self.rows * ROW
+        return [
+            at.tma_load_5d(
+                slot(self.q_smem, 0, self.q_tile.k_block_offset(column), bytes_),
+                param("q_map"),
+                *(const(column), self.first_head, self.first_row, const(0), const(0)),
+                slot(self.q_full),
+                box=(WIDE, self.rows),
+                element=ELEMENT,
+            )
+            for column in range(0, self.dim, WIDE)
+        ]
+
+    def _boxes(self) -> UOp:
         bar, box = slot(self.q_full), var("box")
         bytes_ = self.query_box[1] * ROW
         load = [
@@ -267,6 +325,4 @@ class Block(Keys, Lines):
             )
             for column in range(0, self.dim, WIDE)
         ]
-        boxes = loop(box, self.rows // self.query_box[1], load, rolled=True)
-        expect = at.mbar_arrive_expect(bar, bytes=self.q_tile.bytes)
-        return elect(value(1), expect, boxes)
+        return loop(box, self.rows // self.query_box[1], load, rolled=True)

@@ -52,7 +52,7 @@ COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
 def steps(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
-    """(tiles of queries in all heads, mean and largest number of steps of one)."""
+    """(blocks: tiles of queries in all heads, or parts; mean and largest number of their steps)."""
     axes = dict(problem.axes)
     count = sequences(axes)
     queries, tokens = axes["total_q"] / count, keys(axes) / count
@@ -60,17 +60,17 @@ def steps(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
     each = np.ceil(queries / tile)
     ends = max(tokens - queries, 0) + np.minimum(tile * (each + 1) / 2, queries)
     mean = np.maximum(np.minimum(ends, tokens) / f.tile_kv + 0.5 * (each > 1), 1)
-    return (
-        count * each * problem["num_qo_heads"] / f.share,
-        mean,
-        np.maximum(np.ceil(tokens / f.tile_kv), 1),
-    )
+    most, cut = np.maximum(np.ceil(tokens / f.tile_kv), 1), f.get("parts", 1)
+    blocks, portions = count * each * problem["num_qo_heads"] / f.share, 1.0
+    if np.any(cut > 1):  # whole tiles, of which a part has `least`
+        portions = np.clip(np.ceil(mean) / f.get("least", 1), 1, cut)
+    return blocks * portions, mean / portions, most / portions
 
 
 def busiest(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     """Steps of the SM that has most: SMs end apart, and none before the longest block."""
     blocks, mean, most = steps(f, problem, device)
-    balanced = blocks / device.sms * mean + c.tail * mean
+    balanced = blocks / device.sms * mean + c.tail * mean / f.get("resident", 1)
     return np.where(blocks <= device.sms, mean, np.maximum(balanced, most))
 
 
@@ -91,11 +91,12 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     copied = np.where(decisions.boxes(problem, f.tile_kv), 0, 2 * f.tile_kv * c.row)
     late = (f.order != decisions.HEADS) & (mean > 1) & (blocks > device.sms)
     even = np.ceil(blocks / device.sms) * mean
+    following = merging(f, problem, device, blocks) if np.any(f.get("parts", 1) > 1) else None
     return Demand(
         blocks=blocks,
         resident=decisions.resources(f, problem, device).occupancy,
         steps=mean,
-        stages=f.stages,
+        stages=(f.stages + decisions.value_stages(f)) / 2,
         mma_cycles=4 * scores * dim / device.mma_flops_per_cycle,
         smem_bytes=rows * dim * ELEMENT + 2 * tile_bytes * (f.consumers + 1),
         l2_bytes=2 * tile_bytes,
@@ -106,6 +107,25 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         special=scores,
         latency=c.latency,
         imbalance=busiest(f, problem, device, c) / even * np.where(late, c.tiles, 1.0),
+        following=following,
+    )
+
+
+def merging(f: Fields, problem: Problem, device: Device, blocks: Any) -> Demand:
+    """The load of what merges parts, an estimate: reads of all of them; nothing where tiles are
+    whole."""
+    whole = Fields({n: f.get(n, 1) for n in ("consumers", "share", "tile_kv")})
+    tiles = steps(whole, problem, device)[0]
+    portions, rows = blocks / tiles, decisions.tile_rows(f, device)
+    row_bytes = problem["head_dim"] * ELEMENT
+    return Demand(
+        blocks=np.where(portions > 1, tiles, 0),
+        resident=8,
+        steps=rows / 8,
+        l2_bytes=16 * portions * row_bytes,
+        issue_cycles=40.0 * portions,
+        dram_bytes=(1 + 2 * portions) * decisions.output_bytes(problem),
+        setup_cycles=2000.0,
     )
 
 

@@ -13,11 +13,11 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, part, slot, when
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
-from ptxflow.compiler.kernels.gqa_prefill.schedule import Work
+from ptxflow.compiler.kernels.gqa_prefill.schedule import PARTIAL, Work
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.softmax import MINUS_INFINITY, OnlineSoftmax
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, emit
+from ptxflow.compiler.tile.values import Float32, emit, traced
 
 if TYPE_CHECKING:
     from ptxflow.compiler.ir import Value
@@ -47,6 +47,34 @@ class Lines(Work):
     def store_rows(self) -> list[Body]:
         """All of them, a few at a time."""
         return self._every_line(lambda c, r: [self._load_line(c, r), self._store_line(c, r)])
+
+    def either(self, whole: Body, some: Callable[[], None]) -> Body:
+        """What stores a tile's rows, or what a part of its keys comes to."""
+        if self.cut == 1:
+            return whole
+        return [when(self.cut_up.eq(0), whole), when(self.cut_up.ne(0), traced(some))]
+
+    def store_partial(
+        self, held: Float32, row: UOp, first: Value, rows: int, column: int, lanes: int = 1
+    ) -> None:
+        """Neighbours in a lane's row, one of so many from `first` on, whose columns from `column`
+        on some lanes share."""
+        n = held.n
+        index = self.partial_index(row) * (self.dim // n) + (column // n + (LANE & (lanes - 1)))
+        place = self.rectangle(PARTIAL, first, rows, column, n * lanes)
+        emit(store_global(PARTIAL, index, held.slot, place, self.row_inside(row), 4 * n))
+
+    def store_lse(self, row: UOp, lse: UOp, first: UOp, rows: int, mine: UOp | None = None) -> Body:
+        """Of a lane's row, one of some rows, of those lanes that are to store one."""
+        inside = self.row_inside(row) if mine is None else self.row_inside(row) & mine
+        place, name = self.rectangle("lse", first, rows, 0, 1), f"{PARTIAL}_lse"
+        whole = store_global("lse", self.index(row), lse, place, inside)
+
+        def some() -> None:
+            place = self.rectangle(name, first, rows, 0, 1)
+            emit(store_global(name, self.partial_index(row), lse, place, inside))
+
+        return self.either(whole, some)
 
     def _every_line(self, made: Callable[[int, int], Body]) -> list[Body]:
         return [
@@ -101,18 +129,27 @@ class Output(Lines):
         normal, lse = self.softmax.end()
         emit([self._store_lse(lse[half].slot, half) for half in range(2)])
         self.output *= normal
+        emit(self.either(traced(self._store_whole), self._store_partial))
+
+    def _store_whole(self) -> None:
         for group in range(self.consumers):
             emit(when((WARP >> 2).eq(group), at.named_sync(id=MEETING + group, threads=128)))
         for column in range(0, self.dim, 16):
             self._stage(column)
         emit(at.warp_sync(), self.store_rows())
 
-    def _store_lse(self, lse: UOp, half: int) -> UOp:
+    def _store_partial(self) -> None:
+        """Two columns of a row at a time, of eight that four lanes have."""
+        for column in range(0, self.dim, 8):
+            for half in range(2):
+                first = WARP * self.warp_rows + 8 * half
+                two = self.output[column // 2 + 2 * half : column // 2 + 2 * half + 2]
+                self.store_partial(two, first + (LANE >> 2), first, 8, column, 4)
+
+    def _store_lse(self, lse: UOp, half: int) -> Body:
         first = WARP * self.warp_rows + 8 * half
         row = first + (LANE >> 2)
-        inside = self.row_inside(row) & (LANE & 3).eq(0)
-        place = self.rectangle("lse", first, 8, 0, 1)
-        return store_global("lse", self.index(row), lse, place, inside)
+        return self.store_lse(row, lse, first, 8, (LANE & 3).eq(0))
 
     def _stage(self, column: int) -> None:
         """16 columns: two packed registers of both rows, twice."""

@@ -47,17 +47,17 @@ class Kernel(Block, Output):
         some, sees = var("some"), self.sees
         masked_rows = loop(var("blind"), self.fully_masked, self.store_nothing())
         consume = traced(self.consume)
-        consumer = Role(
-            "consumer", 0, warps, regs=int(decisions.register_limit(fields, self.device))
+        limit, kept = (
+            0 if decisions.lean(fields) else int(given(fields, self.device))
+            for given in (decisions.register_limit, decisions.producer_registers)
         )
-        producer = Role(
-            "producer", warps, 4, regs=int(decisions.producer_registers(fields, self.device))
-        )
+        consumer = Role("consumer", 0, warps, regs=limit)
+        producer = Role("producer", warps, self.warps - warps, regs=kept)
         roles = [
             role(consumer, loop(some, sees, consume), masked_rows),
             role(producer, loop(some, sees, self.produce_keys(warps, self.load_queries()))),
         ]
-        return self.whole(found, roles, warps + 4, [self.turn] if self.s.turns else [])
+        return self.whole(found, roles, [self.turn] if self.s.turns else [])
 
     # -- multiplying ---------------------------------------------------------------------------
 

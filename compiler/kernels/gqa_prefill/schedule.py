@@ -22,9 +22,12 @@ from ptxflow.compiler.kernels.gqa_prefill.mask import Mask
 from ptxflow.compiler.kernels.gqa_prefill.page_map import PageMap
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
+from ptxflow.compiler.launch import Expr, Param
 from ptxflow.compiler.tile.values import Float32, Registers, emit
 
 WARP_LANES = 32
+SEQUENCES: dict[str, Param | Expr] = {"sequences": "len_indptr - 1"}
+PARTIAL = "partial"  # what parts of the keys come to, and its log-sum-exp
 
 
 class Work:
@@ -37,6 +40,7 @@ class Work:
 
     mask: Mask | None = None
     page_map: PageMap | None = None
+    prefix = ""  # of registers, which tells those of two kernels apart
 
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
         self.problem, self.s, self.device = problem, strategy, device
@@ -51,19 +55,20 @@ class Work:
         self.tokens: int = self.rows // self.share
         self.tile_kv: int = strategy.tile_kv
         self.units = self.heads // self.share  # of heads, side by side
-        self.keep = Registers()
+        self.cut: int = strategy.get("parts", 1)  # parts of a tile's keys, at most
+        self.least: int = strategy.get("least", 1)  # tiles of keys of a part, at least
+        self.keep = Registers(self.prefix)
         self._tile()
         self._keys()
+        if self.cut > 1:
+            self._part()
         # columns and rows of a TMA box: all tokens of a head, or all heads of a token
         self.query_box = 128 // ELEMENT, self.rows if self.share == 1 else self.share
 
     def _tile(self) -> None:
         """Which tile of queries: of which heads, where neighbours share keys, and which tokens."""
         numbers: UOp = param("total_q") // self.tokens + param("sequences")  # of tiles
-        if self.s.order == HEADS:
-            block, unit = CTAID // self.units, CTAID % self.units
-        else:
-            block, unit = CTAID % numbers, CTAID // numbers
+        block, unit, part = self._given(numbers)
         # the last tiles of sequences see the most keys, and come first
         self._number = numbers - 1 - block
         # queries of the sequence, the tile's first token among them, and among all
@@ -73,7 +78,19 @@ class Work:
         self.first_token = self.kept("tile_from", (self._number - before) * self.tokens)
         self.first_row = first + self.first_token
         self.first_head = self.kept("unit", unit) * self.share
+        self.part = self.kept("part", part) if self.cut > 1 else part
         self.kv_head = self.first_head // (self.heads // self.kv_heads)
+
+    def _given(self, numbers: UOp) -> tuple[UOp, UOp, UOp]:
+        """Which tile, which heads and which part of the keys the block has."""
+        first, cut = self.s.order == HEADS, self.cut
+        inner, outer = (
+            (CTAID % self.units, CTAID // self.units)
+            if first
+            else (CTAID % numbers, CTAID // numbers)
+        )
+        outer, part = (outer // cut, outer % cut) if cut > 1 else (outer, const(0))
+        return (outer, inner, part) if first else (inner, outer, part)
 
     def _keys(self) -> None:
         """Which keys the tile's queries see."""
@@ -89,9 +106,24 @@ class Work:
         self.sees = left.min(1) * self.seen(end).min(1)
         self.fully_masked = left.min(1) - self.sees
         # tiles of keys that some query sees; the last ones, at least 1, of which not all see some
-        self.tiles = (self.seen(end) + (self.tile_kv - 1)) // self.tile_kv
+        self.tiles = self.end = (self.seen(end) + (self.tile_kv - 1)) // self.tile_kv
         whole = self.seen(self.first_token + 1) // self.tile_kv
         self.masked = self.tiles - whole.min(self.tiles - 1)
+
+    def _part(self) -> None:
+        """The block has some of the tiles of keys: as many as others', or `least`."""
+        tiles, share = self.tiles, (self.tiles - self.tiles.min(1)) // self.cut + 1
+        self.portion = share + self.least - share.min(self.least)
+        first = self.part * self.portion
+        self.end = (first + self.portion).min(tiles)
+        self.tiles = self.end - first.min(self.end)
+        seen_by_all = tiles - self.masked
+        before = seen_by_all + first - seen_by_all.min(first)
+        self.masked = self.end - before.min(self.end - 1)
+        self.all_tiles = tiles
+        self.cut_up = (tiles - tiles.min(self.portion)).min(1)  # whether there are other parts
+        self.sees = self.sees * self.tiles.min(1)
+        self.fully_masked = self.fully_masked * (1 - self.part.min(1))
 
     def kept(self, name: str, found: UOp) -> UOp:
         """What every warp uses of what it finds: worked out anew each time."""
@@ -100,6 +132,11 @@ class Work:
     def value(self, name: str) -> UOp:
         """The value of a register."""
         return value_of(self.keep(name, 1))
+
+    @property
+    def blocks(self) -> Expr:
+        """Tiles that there can be, in all heads."""
+        return f"(total_q // {self.tokens} + len_indptr - 1) * {self.units}"
 
     # -- which tile ----------------------------------------------------------------------------
 
@@ -147,7 +184,7 @@ class Work:
 
     def tile_at(self, step: Value) -> UOp:
         """The tile of keys of a step: the last one comes first, as only it needs a mask."""
-        return self.tiles - 1 - value(step)
+        return self.end - 1 - value(step)
 
     def visible(self, row: Value, step: Value) -> UOp:
         """How many keys of a step's tile a row sees, signed."""
@@ -181,14 +218,20 @@ class Work:
         token, head = value(row) // self.share, value(row) % self.share
         return (self.first_row + token) * self.heads + self.first_head + head
 
+    def partial_index(self, row: Value) -> UOp:
+        """Of a row of the tile among those of all parts."""
+        return self.part * param("total_q") * self.heads + self.index(row)
+
     def rectangle(self, tensor: str, row: Value, rows: int, column: int, columns: int) -> UOp:
         """`rows` rows of the tile from `row` on, for the validator: tokens by heads.
 
         A multiple or a divisor of the heads that share a tile.
         """
         tokens, heads = max(rows // self.share, 1), min(rows, self.share)
-        width = self.dim if tensor == "output" else 1
+        width = 1 if tensor.endswith("lse") else self.dim
         token, head = self.first_row + value(row) // self.share, value(row) % self.share
+        if tensor.startswith(PARTIAL):
+            token = self.part * param("total_q") + token
         at_column = (self.first_head + head) * width + column
         place = (global_tensor(tensor), token, at_column)
         return UOp(Op.SLOT, place, (tokens, columns, heads, width))
