@@ -145,8 +145,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions. Few queries beside many keys; tiles of
     queries without a key; many sequences, few of which have tokens, and whose look-up takes several
     steps; sequences, with keys and without, whose last rows are those of each store of a warp; a
-    full tile that sees one key more than fill a ring; a ring beyond its 32nd turn. Of some blocks
-    an odd number, so that they are of all heads.
+    full tile that sees one key more than fill a ring; a ring beyond its 32nd turn; all parts. Of
+    some blocks an odd number, so that they are of all heads.
     """
     k = kernel(p, s, device)
     group, tile = k.heads // k.kv_heads, k.tile_kv
@@ -159,6 +159,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     turns = -(-2 * k.tokens // ring)
     stores = k.warp_rows // LINES + 1
     rows = max(1, LINES // k.share) * stores * (stores + 1) // 2
+    # the first queries see two tiles of the last part that need a mask
+    cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - k.tokens // 2
     sizes = (
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7, (7,)),
         Size(sized(p, 1, 2 * k.tokens, turns * ring + 1), None, (7,)),
@@ -167,10 +169,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         size(stores, rows, 60),
         Size(sized(p, stores, rows, 1)),
         size(1, 2, 34 * s.stages * tile, (1,)),
-        *(
-            [size(1, whole, whole + k.cut * max(k.least, s.stages + 1) * tile, (0, 7))]
-            * (k.cut > 1)
-        ),
+        *([size(1, whole, whole + cut, (0, 7))] * (k.cut > 1)),
     )
     return Trials(shapes, sizes)
 
