@@ -293,24 +293,17 @@ def sample_kernels(
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
     known to make sense. Of a space that is not listed only draws of the policy are scored, and what
     a search of the reward finds."""
-    import numpy as np
-
-    from ptxflow.env.relation import RelationSpace
     from ptxflow.env.reward import TAU
-    from ptxflow.env.search import USUAL
     from ptxflow.env.tasks.arguments import find_family
-    from ptxflow.eval.sample.draws import of_wide, usual_checkpoint
+    from ptxflow.eval.sample.draws import of_wide, scored, usual_checkpoint
     from ptxflow.eval.sample.pipeline import compile_and_rank
-    from ptxflow.eval.sample.selection import POLICY, REWARD, choose, reward_alone, reward_within
+    from ptxflow.eval.sample.selection import POLICY, REWARD, choose, reward_alone
     from ptxflow.gfn.inference import (
         POOL,
         SHARPNESS,
         at_temperature,
         load_policy,
-        score,
-        undrawn,
         with_family,
-        with_found,
     )
 
     wide = args.space == "wide"
@@ -330,22 +323,12 @@ def sample_kernels(
     if args.temperature is not None and drawn:
         tau, sharpness = at_temperature(policy, space.family.name, args.temperature)
     about = policy.about if drawn else {}
-    if isinstance(space, RelationSpace):
-        most = max(args.k, POOL)
-        part = space.plain()
-        draws = score(policy, part, most, args.seed, sharpness, tau) if drawn else None
-        reward = reward_within(about, space)[0]
-        codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), args.seed)
-        steps = -np.round(tflops / tflops[0], 4)  # of those that are alike, one
-        apart = codes[np.unique(steps, return_index=True)[1]]
-        pool = with_found(draws, policy, part, apart[:most], tau)
-        print(f"{len(space):,} strategies are valid: {len(codes):,} that a search of the reward "
-              f"asked for{f' and {most} draws of the policy' if draws else ''} are scored, and the "
-              "best is the best of these", file=sys.stderr)  # fmt: skip
-    elif drawn:
-        pool = score(policy, space, args.k, args.seed, sharpness, tau)
-    else:
-        pool = undrawn(space, len(space))
+    pool, asked_for = scored(policy, space, args.k, args.seed, sharpness, tau, drawn)
+    if asked_for:
+        told_draws = f" and {max(args.k, POOL)} draws of the policy" if drawn else ""
+        print(f"{len(space):,} strategies are valid: {asked_for:,} that a search of the reward "
+              f"asked for{told_draws} are scored, and the best is the best of these",
+              file=sys.stderr)  # fmt: skip
     chosen = choose(
         about,
         definition,

@@ -294,18 +294,35 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class PartialSums:
+    """Sequences of so many chunks of `tokens` each, of which a second kernel alone adds up made
+    sums: chunks that no emulator would compute."""
+
+    tokens: int
+    chunks: tuple[int, ...]
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence; a row that nobody writes follows a full last chunk. The last two
+        lack half of theirs, and all of it but one token."""
+        *full, half, one = (n * self.tokens for n in self.chunks)
+        return (*full, half - self.tokens // 2, one - self.tokens + 1)
+
+
+@dataclass(frozen=True)
 class Size:
     """Axes of an emulation problem, laid over those of the first one.
 
     `blocks` (CTAs along x) replaces the grid's; of `some` clusters of each launch alone, spread
     over the grid (-n: the first n; 0, or no more: all), what they write is compared. `absent`:
-    optional inputs are not given.
+    optional inputs are not given. `sums`: the second launch alone, on these.
     """
 
     axes: Mapping[str, int]
     blocks: int | None = None
     some: tuple[int, ...] = ()
     absent: bool = False
+    sums: PartialSums | None = None
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 How a tile divides a shape, and how many waves of it a device runs, is steep and nothing that a
 network learns of sizes. The model knows it, and a short search asks it for some thousand
 strategies. None is measured, and none listed. A policy sees of them, for each two choices of
-different decisions, how far the best strategy with both is behind the best of all; and it may take
-them as `Known`: then what they weigh below a prefix is summed, and the rest alone is learned.
+different decisions, how far the best strategy with both is behind the best of all; and they are
+`Known`: what they weigh below a prefix is summed, and the rest alone is learned.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ from ptxflow.env.reward import ModelReward, log_reward
 from ptxflow.env.search import Search, Values
 from ptxflow.env.space import Codes, StrategySpace
 
-SEARCH = Search(drawn=1024, rounds=6, kept=16, crossed=512)
-LONGER = Search(drawn=1024, rounds=12, kept=128, crossed=1024)  # where a policy knows what it found
+SEARCH = Search(drawn=2048, rounds=16, kept=256, crossed=2048)
 FAR = 0.5  # of the attainable, that choices are said to be behind at most
 REMEMBERED = 1 << 10  # workloads
 LEAST = 1e-14  # that a known strategy weighs, over the best: what float64 tells apart in a sum
 Weighed = tuple[Tensor, Tensor, Tensor]
-_seen: dict[tuple[str, Problem, Device, bool], tuple[Codes, Values, Tensor]] = {}
+_seen: dict[tuple[str, Problem, Device], tuple[Codes, Values, Tensor]] = {}
 _weighed: dict[int, tuple[StrategySpace, Weighed]] = {}  # by the id of the space
 
 
-def hints(spaces: Sequence[StrategySpace], longer: bool = False) -> Tensor:
+def hints(spaces: Sequence[StrategySpace]) -> Tensor:
     """[W, choices, choices] float32 in shares of the attainable, -FAR to 0: of the best with both;
     on the diagonal of the best with one. Choices are those of all decisions, one after the other.
     Of two that were not met together, what the worse is worth alone."""
-    return torch.stack([_found(space, longer)[2] for space in spaces])
+    return torch.stack([_found(space)[2] for space in spaces])
 
 
-def asked(space: StrategySpace, longer: bool = False) -> tuple[Codes, Values]:
+def asked(space: StrategySpace) -> tuple[Codes, Values]:
     """The strategies that the hints of a workload rest on, best first, and the share of the
     attainable by the model; none names an implied decision, of which the model knows nothing."""
 
@@ -49,17 +48,16 @@ def asked(space: StrategySpace, longer: bool = False) -> tuple[Codes, Values]:
         tflops = ModelReward().tflops(space, codes)
         return log_reward(tflops, space.problem, space.device, tau=1.0)
 
-    search = LONGER if longer else SEARCH
-    return search.run(space.plain() if isinstance(space, RelationSpace) else space, worth)
+    return SEARCH.run(space.plain() if isinstance(space, RelationSpace) else space, worth)
 
 
-def _found(space: StrategySpace, longer: bool) -> tuple[Codes, Values, Tensor]:
+def _found(space: StrategySpace) -> tuple[Codes, Values, Tensor]:
     """What was asked of a workload, remembered, and its hints."""
-    key = space.digest, space.problem, space.device, longer
+    key = space.digest, space.problem, space.device
     if key not in _seen:
         if len(_seen) >= REMEMBERED:
             _seen.clear()
-        codes, worth = asked(space, longer)
+        codes, worth = asked(space)
         _seen[key] = codes, worth, torch.from_numpy(_pairs(space, codes, worth)).float()
     return _seen[key]
 
@@ -67,10 +65,11 @@ def _found(space: StrategySpace, longer: bool) -> tuple[Codes, Values, Tensor]:
 def _pairs(space: StrategySpace, codes: Codes, worth: Values) -> Values:
     """The hints of one workload."""
     edges = np.cumsum([0, *space.sizes])
-    places = space.indices(codes) + edges[:-1]
+    places = (space.indices(codes) + edges[:-1])[::-1]
     best = np.full((edges[-1], edges[-1]), -np.inf)
-    for mine in places.T:
-        np.maximum.at(best, (mine[:, None], places), worth[:, None])
+    rising = np.repeat(worth[::-1], places.shape[1])
+    for mine in places.T:  # the best come last, and stay
+        best.put(mine[:, None] * len(best) + places, rising)
     alone = best.diagonal().copy()
     for i, decision in enumerate(space.decisions):
         if decision.name in space.family.implied:  # any choice is as good
@@ -85,7 +84,7 @@ def _weights(space: StrategySpace) -> Weighed:
     if id(space) not in _weighed:
         if len(_weighed) >= REMEMBERED:
             _weighed.clear()
-        codes, worth, _ = _found(space, True)
+        codes, worth, _ = _found(space)
         order = np.argsort(codes)
         rows = space.indices(codes[order])[:, : named(space)]
         counts = space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]]

@@ -43,8 +43,7 @@ class FamilyConfig:
     hidden: int = 256
     layers: int = 2
     temperatures: tuple[float, float] | None = None  # least and most tau; None: of one, not told
-    hinted: bool = False  # whether `hints` are features, too, and part of the logits
-    knowing: bool = False  # whether the strategies that these rest on are known, see `hints.Known`
+    knowing: bool = False  # whether it is told what the model says of some strategies, see `hints`
 
     @property
     def inputs(self) -> int:
@@ -67,7 +66,7 @@ class FamilyConfig:
         told = data.get("temperatures")
         return FamilyConfig(
             FamilyShape(**shape), rows["center"], rows["gain"], data["hidden"], data["layers"],
-            tuple(told) if told else None, data.get("hinted", False), data.get("knowing", False),
+            tuple(told) if told else None, data.get("knowing", False),
         )  # fmt: skip
 
 
@@ -145,10 +144,9 @@ class FamilyPolicy(nn.Module):
         # zero rows: an untrained policy is uniform over legal choices
         self.head = nn.Parameter(torch.zeros(slots, hidden))
         self.head_bias = nn.Parameter(torch.zeros(slots))
-        if config.hinted:  # by decision, how much what hints say counts
+        if config.knowing:  # by decision, how much what hints say counts
             self.trust = nn.Parameter(torch.zeros(len(sizes), hidden))
             self.trust_bias = nn.Parameter(torch.full((len(sizes),), TRUST))
-        if config.knowing:
             nn.init.constant_(self.head_bias, -BEHIND / config.middle)
         self.edges = list(accumulate(sizes, initial=0))  # of decisions, in the slots
         # where the parameters are, for `decided`

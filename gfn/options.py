@@ -111,8 +111,7 @@ class TrainConfig:
     stage_threshold: float = 0.12  # mean exact TV at which a stage is promoted
     stage_share: float = 0.06  # of the run, the most for a stage before the last
     warmup: int = 50  # steps
-    hinted: bool = False  # whether policies see what the model says of some strategies
-    knowing: bool = False  # and count these as known, so that the rest alone is learned
+    knowing: bool = False  # whether policies are told what the model says of some strategies
     flat: float = 0.3  # of the run, before the learning rate decays
 
     def __post_init__(self) -> None:

@@ -476,15 +476,15 @@ def network_config(spaces: Sequence[AnySpace], config: TrainConfig) -> NetworkCo
     for ids in _by_family(spaces):
         own = [spaces[i] for i in ids]
         values = workload_features(own)
-        if config.hinted:
-            found = hints(own, config.knowing).diagonal(dim1=1, dim2=2)
+        if config.knowing:
+            found = hints(own).diagonal(dim1=1, dim2=2)
             values = torch.cat([values, found], 1)
         center, spread = values.mean(0), values.std(0, correction=0)
         gain = torch.where(spread > 1e-6, 1 / spread.clamp(min=LEAST_SPREAD), 0.0)
         rows = tuple(center.tolist()), tuple(gain.tolist())
         shape, size = family_shape(own[0]), (config.hidden, config.layers)
-        told = config.hinted, config.knowing
-        policies.append(FamilyConfig(shape, *rows, *size, config.temperatures, *told))
+        told = config.temperatures, config.knowing
+        policies.append(FamilyConfig(shape, *rows, *size, *told))
     return NetworkConfig(tuple(policies))
 
 

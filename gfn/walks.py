@@ -72,7 +72,6 @@ class Walks:
         self.log_leaves = torch.tensor([float(len(s)) for s in spaces], device=self.device).log()
         self.features = workload_features(spaces).to(self.device)
         self.spaces = spaces
-        self._hints: dict[bool, Tensor] = {}
 
     def _table(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -93,18 +92,17 @@ class Walks:
         policy = network.of(self.family)
         seen = self.seen(policy.config).index_select(0, workload)
         said = None
-        if policy.config.hinted:
-            said = self.hints(policy.config.knowing).index_select(0, workload)
+        if policy.config.knowing:
+            said = self.hints.index_select(0, workload)
         out = policy.conditions(seen, tau, said)
         if policy.config.knowing:
             out = replace(out, known=(workload, self.known.masses(workload, tau)))
         return out
 
-    def hints(self, longer: bool) -> Tensor:
+    @cached_property
+    def hints(self) -> Tensor:
         """[W, choices, choices] `hints.hints` of the workloads."""
-        if longer not in self._hints:
-            self._hints[longer] = hints(self.spaces, longer).to(self.device)
-        return self._hints[longer]
+        return hints(self.spaces).to(self.device)
 
     @cached_property
     def known(self) -> Known:
@@ -113,10 +111,9 @@ class Walks:
 
     def seen(self, config: FamilyConfig) -> Tensor:
         """[W, features] what a policy of this configuration sees of the workloads; hints last."""
-        if not config.hinted:
+        if not config.knowing:
             return self.features
-        hinted = self.hints(config.knowing).diagonal(dim1=1, dim2=2)
-        return torch.cat([self.features, hinted], 1)
+        return torch.cat([self.features, self.hints.diagonal(dim1=1, dim2=2)], 1)
 
     def logits(
         self,

@@ -24,6 +24,13 @@ instruction(
     defaults=(("apart", True),),
 )
 instruction(
+    "tma_prefetch(map: map, c0 c1: value) one",
+    "cp.async.bulk.prefetch.tensor.2d.L2.global.tile [{map}, {{{c0}, {c1}}}];",
+    "9.7.9.27.3 cp.async.bulk.prefetch.tensor: brings a box into L2",
+    sass=("TMA L2 prefetch",),
+    rules=(Rule("a box has 1..256 rows", lambda u: 1 <= u.arg.attr("box")[1] <= 256),),
+)
+instruction(
     "tma_load_handed(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar, tile: global r "
     "read-only) one -> tma_load",
     "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "

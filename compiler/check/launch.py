@@ -249,7 +249,8 @@ def _check_map(kernel: UOp, name: str, given: TensorMapParam, samples: Sequence[
 def _copies(node: UOp, name: str) -> bool:
     row = atom(node.arg.atom)
     kinds = dict(row.operands)
-    return "map" in kinds and bool(row.accesses) and row.operand(node, "map").arg == name
+    moves = bool(row.accesses) or node.arg.attr("box") is not None
+    return "map" in kinds and moves and row.operand(node, "map").arg == name
 
 
 def _check_copy(where: str, node: UOp, given: TensorMapParam) -> None:

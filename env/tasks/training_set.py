@@ -184,7 +184,7 @@ PRESETS = {
         minutes=24.0,
         measurements=4,
         shapes=256,
-        train={"stages": 1, "batch": 512, "workloads": 16, "hinted": True, "knowing": True},
+        train={"stages": 1, "batch": 512, "workloads": 16, "knowing": True},
     ),
     "demo": Preset(
         (

@@ -457,8 +457,8 @@ def _how(parser: argparse.ArgumentParser) -> None:
     about = "samples of each of those, or as many as take 1 s (default: 40)"
     count("--refine-rounds", default=40, help=about)
     add("--alone", action="store_true", help="no libraries beside the best: the yardstick alone")
-    about = "for those that may be the fastest, against each other (default: 1)"
-    seconds("--ties", default=1.0, help=about)
+    about = f"for those that may be the fastest, against each other (default: {Settings.ties:g})"
+    seconds("--ties", default=Settings.ties, help=about)
     about = "runs of these, each in new processes, whose mean decides (default: 1)"
     count("--repeat", default=1, metavar="N", help=about)
     count("--check-seeds", default=2, help="fresh inputs per kernel (default: 2)")

@@ -93,7 +93,7 @@ class Settings:
     timeout: float = 60.0
     refine: int = 0  # of each workload's best kernels that are timed again, all in one job
     refine_rounds: int = 40
-    ties: float = 0.0  # seconds for those of them that may be the fastest, against each other
+    ties: float = 1.0  # seconds for those of them that may be the fastest, against each other
     every_baseline: bool = True  # beside each kernel, or the yardstick alone
     libraries: bool = True  # the same where it refines
 
@@ -235,8 +235,8 @@ def run_together(
         image.write_bytes(kernel.cubin)
         images.append((kernel.launch.to_json(), image))
     s = settings
-    how = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle, "ties": s.ties}
-    how |= {"every_baseline": s.libraries} | beside
+    how: dict[str, Any] = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle}
+    how |= {"ties": s.ties, "every_baseline": s.libraries} | beside
     return worker.run(refine_job(definition, axes, images, **how), 2 * s.timeout)
 
 

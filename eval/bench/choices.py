@@ -21,7 +21,7 @@ Defaults = Mapping[Any, Any]  # by definition and axes the key of what is used w
 NONE: Defaults = MappingProxyType({})
 FINAL = "final"  # what may be the fastest, against each other alone
 ALIKE = 0.005  # choices that are apart by no more are as good as each other
-EQUAL = 0.001  # what a kernel must be faster than the default by to be delivered instead
+EQUAL = 0.0025  # what a kernel must be faster than the default by to be delivered instead
 
 
 def _times(measured: Iterable[Measurement]) -> list[Times]:

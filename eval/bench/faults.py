@@ -3,10 +3,10 @@
 Kernels are those of recorded measurements, and take the recorded time; nothing is compiled, and
 no GPU is there. Scheduler, workers, nannies, children, timeouts and records are the real ones. Some
 kernels are planted to hang, to fault, to be wrong or to be ten times slower; Dask workers are
-killed at random moments. The same kernels then go to one GPU without Dask, in no time each: records
-and best kernels must be the same. A few of them once more for each thing that ends a campaign,
-which then goes on by the same command: a full disk, records cut off in the middle, a scheduler that
-is gone and comes anew; and while the clock jumps.
+killed at random moments. The same kernels then go to one host without Dask, in no time each:
+records and best kernels must be the same. A few of them once more for each thing that ends a
+campaign, which then goes on by the same command: a full disk, records cut off in the middle, a
+scheduler that is gone and comes anew; and while the clock jumps.
 """
 
 from __future__ import annotations
@@ -248,13 +248,16 @@ def _dask() -> float:
     return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in loops)
 
 
-def on_one_gpu(workloads: Sequence[Workload], table: str, out: Path, timeout: float) -> Run:
+def on_one_host(
+    workloads: Sequence[Workload], table: str, out: Path, timeout: float, gpus: int = 1
+) -> Run:
     """Without Dask."""
-    worker = Worker([sys.executable, "-c", CHILD])
+    workers = [Worker([sys.executable, "-c", CHILD]) for _ in range(gpus)]
     try:
-        return measure(workloads, [worker], Here(table), out, timeout)
+        return measure(workloads, workers, Here(table), out, timeout)
     finally:
-        worker.stop()
+        for worker in workers:
+            worker.stop()
 
 
 def on_cluster(
@@ -320,7 +323,7 @@ def broken(args: argparse.Namespace) -> tuple[Run, dict[str, Run]]:
         out.unlink(missing_ok=True)
 
     def on(out: Path) -> Run:
-        return on_one_gpu(workloads, quick, out, args.timeout)
+        return on_one_host(workloads, quick, out, args.timeout)
 
     alone = on(outs["alone"])
     size, found = outs["alone"].stat().st_size, dict[str, Run]()
@@ -355,7 +358,7 @@ def _on_a_full_disk(
     workloads, _ = plan(times, count)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-    on_one_gpu(workloads, table, out, timeout)
+    on_one_host(workloads, table, out, timeout)
 
 
 @contextmanager
@@ -401,10 +404,10 @@ def table_of(fleet: Run, one: Run, table: dict[str, Json], args: argparse.Namesp
         ("simulated GPUs", f"{args.workers}, and {COMPILERS} compilers, on {os.cpu_count()} cores"),
         ("Dask workers killed", str(fleet.kills)),
         ("outcomes", outcomes),
-        ("as on one GPU", "yes" if fleet.statuses == one.statuses else str(one.statuses)),
+        ("as on one host", "yes" if fleet.statuses == one.statuses else str(one.statuses)),
         ("records lost", str(lost)),
         ("records doubled", str(fleet.doubled)),
-        ("best kernels as on one GPU", f"{len(alike)} of {len(one.best)}"),
+        ("best kernels as on one host", f"{len(alike)} of {len(one.best)}"),
         ("seconds", f"{fleet.seconds:.1f}; {ideal:.1f} were nothing lost"),
         ("efficiency", f"{ideal / fleet.seconds:.3f}"),
         (
@@ -477,7 +480,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         paths[name] = str((args.out / f"{name}.json").resolve())
         write_whole(Path(paths[name]), json.dumps(images(us, args.share, args.seed, seconds)))
     fleet = on_cluster(workloads, paths["cluster"], args.out / "cluster.jsonl", args)
-    one = on_one_gpu(workloads, paths["one"], args.out / "one.jsonl", args.timeout)
+    gpus = min(args.workers, os.cpu_count() or 1)
+    one = on_one_host(workloads, paths["one"], args.out / "one.jsonl", args.timeout, gpus)
     print(table_of(fleet, one, table, args))
     alone, found = broken(args)
     print(broken_table(alone, found))

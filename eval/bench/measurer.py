@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ptxflow.compiler.compilation import CompiledKernel
@@ -34,12 +35,13 @@ from ptxflow.eval.bench.worker import Worker, WorkerError
 
 Text = tuple[str, str, tuple[str, ...] | None]  # definition, strategy's key, what is chained
 KEPT = 1024  # compiled kernels, for other sizes
-SETTINGS = Settings(seeds=(1, 2), rounds=7, settle=0.1, every_baseline=False)
+SETTINGS = Settings(seeds=(1, 2), rounds=7, settle=0.1, ties=0.0, every_baseline=False)
 
 
 @dataclass
 class Measurer:
-    """Measures candidates of one device on one GPU; made by `open_measurer`."""
+    """Measures candidates of one device on one GPU; made by `open_measurers`. Any thread may have
+    kernels compiled ahead, while one at a time measures."""
 
     records: RecordFile
     worker: Worker
@@ -51,6 +53,7 @@ class Measurer:
     _latest: dict[Identity, Record] = field(default_factory=dict)
     _ahead: dict[Text, tuple[Future[list[Outcome]], int]] = field(default_factory=dict)
     _made: dict[Text, CompiledKernel] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)  # of what is compiled or compiling
 
     def __post_init__(self) -> None:
         self._latest = self.records.latest()
@@ -65,9 +68,10 @@ class Measurer:
             self._keep(self._screen(candidate, outcome))
         return [self._latest[c.identity] for c in asked]
 
-    def ahead(self, candidates: Iterable[Candidate]) -> None:
-        """Begin to compile what of these is not measured: it will be asked for, in this order."""
-        self._submit(c for c in self._fresh(candidates) if _text(c) not in self._made)
+    def ahead(self, candidates: Iterable[Candidate]) -> list[Future[list[Outcome]]]:
+        """Begin to compile what of these is not measured: it will be asked for, in this order. What
+        there is to wait for."""
+        return self._submit(c for c in self._fresh(candidates) if _text(c) not in self._made)
 
     def latest(self, identity: Identity) -> Record | None:
         """What the records hold of a kernel in a pass."""
@@ -92,34 +96,41 @@ class Measurer:
     def _fresh(self, candidates: Iterable[Candidate]) -> list[Candidate]:
         return list({c.identity: c for c in candidates if c.identity not in self._latest}.values())
 
-    def _submit(self, candidates: Iterable[Candidate]) -> None:
+    def _submit(self, candidates: Iterable[Candidate]) -> list[Future[list[Outcome]]]:
         """Have the compiler make what it is not yet making, many to a disassembler run."""
-        new = [*{_text(c): c for c in candidates if _text(c) not in self._ahead}.values()]
-        size = max(1, min(CHUNK, -(-len(new) // self.compiler.workers)))
-        for chunk in (new[i : i + size] for i in range(0, len(new), size)):
-            made = self.compiler.submit([(c.problem, c.strategy, c.device) for c in chunk])
-            self._ahead |= {_text(c): (made, place) for place, c in enumerate(chunk)}
+        with self._lock:
+            asked = {_text(c): c for c in candidates}
+            new = [c for text, c in asked.items() if text not in self._ahead]
+            size = max(1, min(CHUNK, -(-len(new) // self.compiler.workers)))
+            for chunk in (new[i : i + size] for i in range(0, len(new), size)):
+                made = self.compiler.submit([(c.problem, c.strategy, c.device) for c in chunk])
+                self._ahead |= {_text(c): (made, place) for place, c in enumerate(chunk)}
+            return [self._ahead[text][0] for text in asked]
 
     def _compile(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Candidate, Outcome]]:
         """Each with its kernel or why there is none, in order, while later ones are compiled. What
         was compiled for other sizes is not compiled again."""
-        self._submit(c for c in candidates if _text(c) not in self._made)
+        held = {} if self.built is None else self.built
+        self._submit(c for c in candidates if c.identity not in held and _text(c) not in self._made)
         for candidate in candidates:
-            outcome = self._elsewhere(candidate) or self._awaited(candidate)
-            if self.built is not None and isinstance(outcome, CompiledKernel):
-                self.built[candidate.identity] = outcome
+            known = held.get(candidate.identity) or self._elsewhere(candidate)
+            outcome = known or self._awaited(candidate)
+            if isinstance(outcome, CompiledKernel):
+                held[candidate.identity] = outcome
             yield candidate, outcome
 
     def _awaited(self, candidate: Candidate) -> Outcome:
         """What the compiler makes of it."""
         text = _text(candidate)
         self._submit([candidate])
-        made, place = self._ahead.pop(text)
+        made, place = self._ahead[text]
         outcome = made.result()[place]
-        if isinstance(outcome, CompiledKernel):
-            self._made[text] = outcome
-        if len(self._made) > KEPT:
-            del self._made[next(iter(self._made))]
+        with self._lock:
+            del self._ahead[text]
+            if isinstance(outcome, CompiledKernel):
+                self._made[text] = outcome
+            if len(self._made) > KEPT:
+                del self._made[next(iter(self._made))]
         return outcome
 
     def _elsewhere(self, candidate: Candidate) -> CompiledKernel | None:
@@ -154,10 +165,10 @@ def _text(candidate: Candidate) -> Text:
 
 
 @contextmanager
-def open_measurer(
+def open_measurers(
     path: Path, device: Device, families: Iterable[Family], command: str, jobs: int | None = None
-) -> Iterator[Measurer]:
-    """One of the GPUs of `campaign.machines`, ready to measure into `path`.
+) -> Iterator[list[Measurer]]:
+    """One for each GPU of `campaign.machines`, ready to measure into `path`.
 
     RuntimeUnavailable where no GPU runs the device's code, RecordError where the file is no good.
     """
@@ -169,7 +180,18 @@ def open_measurer(
         RecordFile(path) as records,
         tempfile.TemporaryDirectory(prefix="ptxflow-") as folder,
     ):
-        yield Measurer(records, workers[0], compiler, origin, Path(folder))
+        places = [Path(tempfile.mkdtemp(dir=folder)) for _ in workers]
+        yield [Measurer(records, worker, compiler, origin, place)
+               for worker, place in zip(workers, places, strict=True)]  # fmt: skip
+
+
+@contextmanager
+def open_measurer(
+    path: Path, device: Device, families: Iterable[Family], command: str, jobs: int | None = None
+) -> Iterator[Measurer]:
+    """The first of `open_measurers`."""
+    with open_measurers(path, device, families, command, jobs) as found:
+        yield found[0]
 
 
 def seconds(record: Record) -> float:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from ptxflow.command import BadInput, Parser, reports
@@ -156,7 +157,7 @@ def require_records(path: Path) -> list[Record]:
 
 
 class RecordFile:
-    """An open record file: one writer at a time, one flushed line a record.
+    """An open record file: one process at a time, of any of its threads, one flushed line a record.
 
     RecordError where the file holds something else, cannot be written, or is another process's.
     """
@@ -175,7 +176,7 @@ class RecordFile:
             self._file.close()
             raise RecordError(f"{path}: another process is appending to it") from None
         self._drop_torn_tail()
-        self._synced = 0.0
+        self._synced, self._lock = 0.0, Lock()
 
     def _drop_torn_tail(self) -> None:
         data = self.path.read_bytes()
@@ -186,12 +187,13 @@ class RecordFile:
     def append(self, record: Record) -> None:
         """Write a line; on the disk after SYNC_SECONDS at most. ValueError for a NaN."""
         line = json.dumps(record.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-        self._file.write(line.encode() + b"\n")
-        self._file.flush()
-        if time.monotonic() - self._synced > SYNC_SECONDS:
-            os.fsync(self._file.fileno())
-            self._synced = time.monotonic()
-        self.records.append(record)
+        with self._lock:
+            self._file.write(line.encode() + b"\n")
+            self._file.flush()
+            if time.monotonic() - self._synced > SYNC_SECONDS:
+                os.fsync(self._file.fileno())
+                self._synced = time.monotonic()
+            self.records.append(record)
 
     def latest(self) -> dict[Identity, Record]:
         """The last record of each identity."""

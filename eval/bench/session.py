@@ -21,16 +21,19 @@ import torch
 from torch import Tensor
 
 from ptxflow.compiler.backend.runtime import Driver, LaunchError, LoadedKernel
-from ptxflow.compiler.launch import Arguments, Launch
+from ptxflow.compiler.launch import Launch
 from ptxflow.env.tasks.definition import Definition, DefinitionError, parse
 from ptxflow.eval.bench.baselines.registry import Baselines
 from ptxflow.eval.bench.checking import KINDS, Bench, Case, Verdict, check
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.own_work import Borrowed, own_work
+from ptxflow.eval.bench.places import SEED, Places, bind
 from ptxflow.eval.bench.references import dsa, load_reference, sampling, sampling_integers
 from ptxflow.eval.bench.timing import (
+    FEW_ROUNDS,
     FLUSH,
     FLUSH_US,
+    WARM_ROUNDS,
     Call,
     ClockReader,
     L2Flush,
@@ -46,13 +49,11 @@ from ptxflow.eval.bench.trace_set import Trace, fixed_inputs
 Json = dict[str, Any]
 OURS = "ours"
 RESETTLE_AFTER = 0.5  # idle seconds after which clocks are settled afresh
-WARM_ROUNDS = 2  # samples of each call that are thrown away
-HOPELESS, LONG = 4.0, 200.0  # who takes this many times the fastest's time, and as many us ...
+HOPELESS, LONG = 4.0, 200.0  # who takes this many times the fastest's time, and as many us, gets
+#: a quarter of the rounds, and at least FEW_ROUNDS
 REFINE_SECONDS = 1.0  # of the GPU, that timing the best anew may take beyond the rounds asked for
 MOST_ROUNDS = 400
-FEW_ROUNDS = 3  # ... gets a quarter of the rounds, and at least these
 KEPT_BYTES = 16 << 30  # of the GPU, held for problems that may be asked for again
-SEED = 20_261_121  # of the generator that kernels which draw are given; its offset is 0
 EDGE = 2.0**-12  # of a row's mass: float32 sums may put the end of a nucleus this much further
 
 
@@ -210,30 +211,19 @@ class Session:
 
     def _kernel_calls(self, kernel: Json, bound: dict[str, int], bench: Bench) -> Calls:
         """A compiled kernel's calls; it stays loaded until the next job."""
-        image = Path(kernel["image"]).read_bytes()
-        loaded = LoadedKernel(Launch.from_json(kernel["launch"]), image, self._driver)
-        self._loaded.append(loaded)
-        addresses: dict[str, int | None] = dict.fromkeys(bench.scalars)  # tensors not given, too
-        addresses |= {name: t.data_ptr() for name, t in bench.tensors.items()}
-        arguments = Arguments(bench.scalars, SEED)
-        checked = loaded.bind(addresses, bound, arguments)
+        self._loaded.append(loaded := self._load(kernel))
         # timed where a library's outputs are, in torch's own blocks: a guarded tensor has pages of
         # its own, and a short kernel would wait for their translation
         # and all kernels into the same ones, so that where they lie tells none apart
         if self._outputs is None:
             self._outputs = {n: torch.empty_like(g.tensor) for n, g in bench.outputs.items()}
-        outputs = self._outputs
-        places = {name: t.data_ptr() for name, t in outputs.items()}
-        timed = loaded.bind(addresses | places, bound, arguments)
-        stream = torch.cuda.current_stream().cuda_stream
+        checked = bind(loaded, bench, bench.tensors, bound)
+        timed = bind(loaded, bench, bench.tensors | self._outputs, bound)
+        return Calls(checked, timed, exact=True)
 
-        def call() -> None:
-            checked(stream)
-
-        def again(kept: object = outputs) -> None:
-            timed(stream)
-
-        return Calls(call, again, exact=True)
+    def _load(self, kernel: Json) -> LoadedKernel:
+        image = Path(kernel["image"]).read_bytes()
+        return LoadedKernel(Launch.from_json(kernel["launch"]), image, self._driver)
 
     def _unload(self) -> None:
         while self._loaded:
@@ -307,7 +297,12 @@ class Session:
         baselines = {name: Timing.of(samples[name]).median for name in self._baselines}
         first = {name: Timing.of(samples[name]) for name in calls}
         tied = near({name: samples[name] for name in calls})
-        last = finals({n: timed[n] for n in tied}, self._flush, job.get("ties", 0.0))
+        last = {}
+        if seconds := job["ties"]:
+            again = {n: functools.partial(self._load, job["kernels"][int(n)]) for n in tied}
+            places = Places(again, bench, bound)
+            last = finals(places, tied, self._flush, seconds)
+            places.close()
         self._busy_until = time.monotonic()
         outcomes = []
         for name, call in calls.items():

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import exp, log
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -21,10 +23,14 @@ FLUSH_READ = 128 << 20
 FLUSH = "write 256 MiB, read 128 MiB before every sample"
 FLUSH_US = 150.0  # about
 QUEUED = 64  # samples in flight, each some six launches: well under what the driver queues
-NEAR = 0.02  # of the fastest's time: who is that near may be the fastest
+NEAR = 0.04  # of the fastest's time: who is that near by one place in memory may be the fastest
+PLACES = 8  # that each is timed at before anybody leaves ...
+PLACE_ROUNDS = 20  # ... in so many samples, or as many as let all places fit
 SURE = 3.0  # standard errors of a difference
-EXACT = 7e-4  # relative standard error at which those that are left count as equal
-FINAL_ROUNDS = 50  # before each look at who is still in
+EXACT = 7e-4  # standard error of differences at which those that are left count as equal
+WARM_ROUNDS = 2  # samples of each call that are thrown away
+FEW_ROUNDS = 3  # the fewest that say anything
+ORDER = random.Random(0)  # of the calls in a round
 
 Call = Callable[[], object]
 
@@ -50,54 +56,61 @@ class Timing:
 
 @dataclass(frozen=True)
 class Final:
-    """The mean of the middle half of some samples in microseconds, which has none of the clock's
-    coarse steps that a median has, and its standard error."""
+    """Microseconds, and the standard error of what that is over the fastest's."""
 
     us: float
     error: float
-
-    @staticmethod
-    def of(samples_us: list[float]) -> Final:
-        """Of one sample at least. 0.81: of normal ones, whose quarters are 1.35 deviations apart,
-        at the 84% efficiency of this mean."""
-        ordered = np.sort(samples_us)
-        quarter = len(ordered) // 4
-        q1, q3 = np.percentile(ordered, [25, 75])
-        middle = ordered[quarter : len(ordered) - quarter]
-        return Final(float(middle.mean()), float(0.81 * (q3 - q1) / len(ordered) ** 0.5))
-
-    def beyond(self, other: Final) -> float:
-        """How much longer this takes than the other for certain, in microseconds."""
-        return self.us - other.us - SURE * (self.error**2 + other.error**2) ** 0.5
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def near(samples: Mapping[str, list[float]]) -> list[str]:
-    """Who may be the fastest by these samples."""
-    found = {name: Final.of(us) for name, us in samples.items()}
-    best = min(found.values(), key=lambda f: f.us)
-    return [name for name, f in found.items() if f.beyond(best) <= NEAR * best.us]
+def middle(samples_us: Sequence[float]) -> float:
+    """The mean of the middle half, which has none of the clock's coarse steps that a median has."""
+    quarter = len(samples_us) // 4
+    return fmean(sorted(samples_us)[quarter : len(samples_us) - quarter])
 
 
-def finals(calls: Mapping[str, Call], flush: Call, seconds: float) -> dict[str, Final]:
-    """Calls against each other in fresh samples (of those that chose them the least is low by
-    luck), until one is fastest for certain, all that may be are equal, or `seconds` are over. Who
-    is slower for certain leaves."""
-    held: dict[str, list[float]] = {name: [] for name in calls}
-    left, found, end = list(calls), dict[str, Final](), time.monotonic() + seconds
+def near(samples: Mapping[str, list[float]]) -> dict[str, float]:
+    """Who may be the fastest by these samples, in microseconds."""
+    found = {name: middle(us) for name, us in samples.items()}
+    best = min(found.values())
+    return {name: us for name, us in found.items() if us <= (1 + NEAR) * best}
+
+
+def finals(
+    place: Callable[[Sequence[str]], Mapping[str, Call]], first: Mapping[str, float], flush: Call,
+    seconds: float,
+) -> dict[str, Final]:  # fmt: skip
+    """Calls against each other, about as long as `first` has it, until one is fastest for certain,
+    all that may be are equal, or `seconds` are over. Who is slower for certain leaves.
+
+    Where code and tensors lie moves kernels that are alike past each other, and differs from
+    process to process: `place` makes the calls anew, elsewhere, and what differs from place to
+    place is the error."""
+    left, logs, behind = [*first], list[dict[str, float]](), dict[str, tuple[float, float]]()
+    fit = int(1e6 * seconds / PLACES / sum(us + FLUSH_US for us in first.values()))
+    rounds, end = max(FEW_ROUNDS, min(PLACE_ROUNDS, fit)), time.monotonic() + seconds
     while len(left) > 1 and time.monotonic() < end:
-        still = {name: calls[name] for name in left}
-        new = time_interleaved(still, dict.fromkeys(left, FINAL_ROUNDS), flush)
-        for name in left:
-            held[name] += new[name]
-        found |= {name: Final.of(held[name]) for name in left}
-        best = min((found[n] for n in left), key=lambda f: f.us)
-        left = [n for n in left if found[n].beyond(best) <= 0]
-        if all(found[n].error <= EXACT * best.us for n in left):
-            break
-    return found
+        calls = place(left)
+        time_interleaved(calls, dict.fromkeys(left, WARM_ROUNDS), flush)
+        samples = time_interleaved(calls, dict.fromkeys(left, rounds), flush)
+        logs.append({name: log(middle(us)) for name, us in samples.items()})
+        if len(logs) < 2:  # of one no error is known
+            continue
+        best = min(left, key=lambda n: fmean(at[n] for at in logs))
+        behind |= {name: _mean([at[name] - at[best] for at in logs]) for name in left}
+        if len(logs) >= PLACES:
+            left = [n for n in left if behind[n][0] <= SURE * behind[n][1]]
+            if all(behind[n][1] <= EXACT for n in left):
+                break
+    us = exp(fmean(at[best] for at in logs)) if behind else 0.0
+    return {name: Final(us * exp(mean), us * error) for name, (mean, error) in behind.items()}
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    """And its standard error."""
+    return fmean(values), stdev(values) / len(values) ** 0.5
 
 
 class L2Flush:
@@ -163,13 +176,12 @@ def time_interleaved(
     that the GPU never waits for the next launch: the flush hides it. `under_way` is called while
     queued samples run (to read a clock under load).
     """
-    order = random.Random(0)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     events: list[tuple[str, Any, Any]] = []
     last = max(rounds.values())
     for i in range(last):
         names = [n for n in calls if (i + 1) * rounds[n] // last > i * rounds[n] // last]
-        order.shuffle(names)
+        ORDER.shuffle(names)
         for name in names:
             start, end = _event(), _event()
             flush()

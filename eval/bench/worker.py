@@ -327,12 +327,13 @@ def job(
 
 
 def refine_job(
-    definition: Json, axes: Mapping[str, int], kernels: Sequence[tuple[Json, Path]], **how: Any
-) -> Json:
+    definition: Json, axes: Mapping[str, int], kernels: Sequence[tuple[Json, Path]], ties: float,
+    **how: Any,
+) -> Json:  # fmt: skip
     """A job for the child: time kernels (launch, image) in the same rounds beside every baseline,
-    then check each; `how` as in `job`, and `seconds` of the GPU that more rounds may take, and
-    `ties` that those may which may be the fastest."""
-    more = {name: how.pop(name) for name in ("seconds", "ties") if name in how}
+    then check each; `how` as in `job`, and `seconds` of the GPU that more rounds may take, as
+    `ties` those may which may be the fastest."""
+    more = {"ties": ties} | {name: how.pop(name) for name in ("seconds",) if name in how}
     one = job(definition, axes, {}, Path(), **how) | more
     images = [{"launch": launch, "image": str(image)} for launch, image in kernels]
     return {k: v for k, v in one.items() if k not in ("launch", "image")} | {"kernels": images}

@@ -24,7 +24,10 @@ from ptxflow.command import Parser, reports
 from ptxflow.compiler.family import Family
 from ptxflow.compiler.files import write_whole
 from ptxflow.compiler.processes import each
-from ptxflow.env.space import decision_digest
+from ptxflow.env.relation import RelationSpace
+from ptxflow.env.reward import TAU
+from ptxflow.env.search import USUAL
+from ptxflow.env.space import Space, decision_digest
 from ptxflow.env.tasks.arguments import (
     find_device,
     find_family,
@@ -39,9 +42,25 @@ from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.training_set import registered
 from ptxflow.env.tasks.workload import workloads
-from ptxflow.eval.sample.selection import BOTH, POLICY, REWARD, choose, far_from_training
+from ptxflow.eval.sample.selection import (
+    BOTH,
+    POLICY,
+    REWARD,
+    choose,
+    far_from_training,
+    reward_within,
+)
+from ptxflow.gfn import inference
 from ptxflow.gfn.checkpoint import read
-from ptxflow.gfn.inference import SHARPNESS, load_policy, score
+from ptxflow.gfn.inference import (
+    SHARPNESS,
+    Policy,
+    Pool,
+    load_policy,
+    score,
+    undrawn,
+    with_found,
+)
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 #: H100 has none of its own. The H200's sees the device only through the problem's features (how far
@@ -96,19 +115,48 @@ def places(definitions: Sequence[str], most: int | None, kind: str = "all") -> l
     return found
 
 
+def scored(
+    policy: Policy,
+    space: Space | RelationSpace,
+    k: int,
+    seed: int,
+    sharpness: float,
+    tau: float = TAU,
+    draws: bool = True,
+) -> tuple[Pool, int]:
+    """What k strategies are chosen from, and of how many a search of the reward asked: all of a
+    space that is listed, else draws of the policy, unless it has none, and what the search found,
+    of those that are alike one."""
+    if not isinstance(space, RelationSpace):
+        pool = (
+            score(policy, space, k, seed, sharpness, tau) if draws else undrawn(space, len(space))
+        )
+        return pool, 0
+    most, part = max(k, inference.POOL), space.plain()
+    drawn = score(policy, part, most, seed, sharpness, tau) if draws else None
+    reward = reward_within(policy.about if draws else {}, space)[0]
+    codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), seed)
+    steps = -np.round(tflops / tflops[0], 4)
+    apart = codes[np.unique(steps, return_index=True)[1]]
+    return with_found(drawn, policy, part, apart[:most], tau), len(codes)
+
+
 def drawn(
     place: Place, checkpoint: Path, device: str, k: int, seed: int, sharpness: float,
-    source: str = POLICY,
+    source: str = POLICY, wide: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The rows of a workload: definition (itself, where it is a file's), axes, family, choices; the
-    reward's best first, where it chooses."""
+    reward's best first, where it chooses, as it does of a wide space that no policy draws from."""
     torch.set_num_threads(1)
     name, axes = place
     definition = load(name)
-    space = find_whole_space(*find_problem(definition, axes), find_device(device))
-    policy = the_policy(checkpoint)
-    pool = score(policy, space, k, seed, sharpness)
-    found = choose(policy.about, definition, pool.space, pool.log_probs, pool.drawn, k, source)
+    family, problem = find_problem(definition, axes)
+    space = find_whole_space(family.wide if wide else family, problem, find_device(device))
+    policy, draws = the_policy(checkpoint), not wide or of_wide(checkpoint, family)
+    source = source if draws else REWARD
+    pool, _ = scored(policy, space, k, seed, sharpness, draws=draws)
+    about = policy.about if draws else {}
+    found = choose(about, definition, pool.space, pool.log_probs, pool.drawn, k, source)
     places = found.places
     if source != POLICY:
         places = places[np.argsort(-found.predicted[places], kind="stable")]
@@ -132,6 +180,7 @@ def arguments() -> argparse.ArgumentParser:
     add("-k", type=positive_int, default=16, help="distinct strategies of a workload (default: 16)")
     add("--from", dest="source", choices=(POLICY, REWARD, BOTH), default=POLICY,
         help="as sample.py's (default: policy)")  # fmt: skip
+    add("--space", choices=("listed", "wide"), default="listed", help="as sample.py's")
     add("--sharpness", type=float, default=SHARPNESS, help="as sample.py's (default: 2)")
     add("--seed", type=natural_int, default=0)
     add("--jobs", type=positive_int, default=cores(), help="processes (default: one a core)")
@@ -149,9 +198,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = [(name, axes) for name in chosen for axes in bound]
     else:
         found = places(chosen, args.workloads, args.rows)
-    checkpoint = args.checkpoint or default_checkpoint(device)
+    wide = args.space == "wide"
+    checkpoint = args.checkpoint or (WIDE if wide else default_checkpoint(device))
     draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
-                   sharpness=args.sharpness, source=args.source)  # fmt: skip
+                   sharpness=args.sharpness, source=args.source, wide=wide)  # fmt: skip
     parts = list(each(draw, found, args.jobs, "draws", "workload"))
     rows = [row for part in parts for row in part]
     write_whole(args.out, json.dumps(rows) + "\n")

@@ -5,21 +5,25 @@ beside one kernel tuned for each size.
 
 Sizes are drawn at random over the octaves. At each, K strategies are chosen as `sample.py` chooses
 them and timed; the three fastest, the kernel that serves the size, and every library (torch.compile
-with --compiled alone) are then timed in the same rounds. Records go to DIR.held-out.jsonl, and what
-is there is not measured again. With --measure no candidates alone are chosen, into the file of
---looks; with --measure recorded the table is of what was measured before.
+and cublasLt with --compiled alone) are then timed in the same rounds. Records go to
+DIR.held-out.jsonl, and what is there is not measured again. With --measure no candidates alone are
+chosen, into the file of --looks; with --measure recorded the table is of what was measured before.
+Of a file of such records in place of DIR the tables are printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 
 import numpy as np
 from tqdm import tqdm
@@ -30,34 +34,46 @@ from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.library.manifest import LibraryError, Manifest, read_manifest
 from ptxflow.env.measurements import REFINE
 from ptxflow.env.tasks.arguments import find_device
-from ptxflow.env.tasks.definition import parse
+from ptxflow.env.tasks.definition import load, parse
 from ptxflow.eval.bench.baselines import EAGER
 from ptxflow.eval.bench.candidates import Candidate
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.measurer import Measurer, seconds
-from ptxflow.eval.bench.records import Identity, Record, best_baseline, read_records
+from ptxflow.eval.bench.records import Identity, Record, libraries, read_records
 from ptxflow.eval.bench.worker import WorkerError
 from ptxflow.eval.sample.draws import usual_checkpoint
 from ptxflow.eval.sample.library_run import Asked, Prepared, prepare
 from ptxflow.eval.sample.looks import State
 from ptxflow.eval.sample.ranges import Ranges, Sizes, find_ranges
 
-PER_SHAPE = ("torch.compile",)  # compiled for one size, over seconds: no library to call at any
+PER_SHAPE = ("torch.compile", "cublasLt")  # made for one size: no library to call at any
 ROUNDS_SECONDS = 0.35  # of the GPU, at each size
 FASTEST = 3  # of a size's candidates, timed with the kernel that serves it
+SERVING = "serving"  # in a record's run: the key of the kernel that serves the size
 Found = dict[Identity, Record]
 
 
 @dataclass(frozen=True)
 class Row:
-    """A size, the member that serves it, and medians in seconds: its own, the fastest library's (or
-    None), the least of kernels tuned for the size and the member."""
+    """A size, the member that serves it, or its key, and medians in seconds: its own, libraries',
+    the least of kernels tuned for the size and the member."""
 
     sizes: Sizes
-    member: int
+    member: int | str
     ours: float
-    library: float | None
+    libraries: dict[str, float]
     tuned: float
+
+    @property
+    def library(self) -> float | None:
+        """The fastest library's seconds."""
+        return min(self.libraries.values(), default=None)
+
+    @staticmethod
+    def of(own: Record, sizes: Sizes, member: int | str, beside: Iterable[Record]) -> Row:
+        """Of the record of the kernel that serves, and those beside it."""
+        peers = {n: us * 1e-6 for n, us in libraries(own.definition, own.peers).items()}
+        return Row(sizes, member, seconds(own), peers, min(map(seconds, (own, *beside))))
 
 
 def drawn(ranges: Ranges, count: int, seed: int, known: Sequence[Sizes]) -> list[Sizes]:
@@ -111,6 +127,8 @@ class Judgement:
         tuned.sort(key=lambda c: times[c.strategy.key])
         best = [c for c in tuned[:FASTEST] if math.isfinite(times[c.strategy.key])]
         once = {c.strategy.key: c for c in (own, *best)}
+        run = measurer.origin.run | {SERVING: own.strategy.key}
+        measurer.origin = replace(measurer.origin, run=run)
         beside = measurer.together(list(once.values()), without=without, seconds=ROUNDS_SECONDS)
         found |= {r.identity: r for r in beside}
 
@@ -120,17 +138,29 @@ class Judgement:
         record = found.get(_refined(own))
         if record is None:
             return None
-        if not math.isfinite(ours := seconds(record)):
+        if not math.isfinite(seconds(record)):
             raise BadInput(f"{record.key} at {sizes}: {record.status}: {record.detail}")
-        library = best_baseline(record.definition, record.peers)
         both = [found[name] for c in tuned if (name := _refined(c)) in found]
         member = self.manifest.serving(self.ready.judge.ranges.axes(sizes))
-        least = min([ours, *map(seconds, both)])
-        return Row(sizes, member, ours, None if library is None else library * 1e-6, least)
+        return Row.of(record, sizes, member, both)
 
 
 def _refined(candidate: Candidate) -> Identity:
     return (*candidate.identity[:4], REFINE)
+
+
+def recorded(path: Path) -> dict[str, list[Row]]:
+    """The rows of each library in a file of records, packed or not."""
+    groups = defaultdict[tuple[str, str], list[Record]](list)
+    for r in read_records(path):
+        if r.timing_pass == REFINE and SERVING in r.run:
+            groups[f"{r.definition} on {r.gpu['name']}", json.dumps(r.axes)].append(r)
+    found = defaultdict[str, list[Row]](list)
+    for (what, _), records in groups.items():
+        own = next(r for r in records if r.key == r.run[SERVING])
+        sizes = {n: own.axes[n] for n in load(own.definition).var_axes}
+        found[what].append(Row.of(own, sizes, own.key[:8], records))
+    return found
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -147,12 +177,14 @@ def table(rows: Sequence[Row]) -> str:
         ],
         left=0,
     )  # fmt: skip
-    ratios = [r.library / r.ours for r in rows if r.library is not None]
     said = [f"{len(rows)} sizes"]
-    if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        said.append(f"of the fastest library {mean:.3f} in the geometric mean, {min(ratios):.3f} "
-                    "at least")  # fmt: skip
+    every = {name for r in rows for name in r.libraries}
+    for who, names in {"the fastest library": every, **{n: {n} for n in sorted(every)}}.items():
+        times = [[us for n, us in r.libraries.items() if n in names] for r in rows]
+        ratios = [min(us) / r.ours for r, us in zip(rows, times, strict=True) if us]
+        if ratios and (who not in every or len(every) > 1):
+            said.append(f"of {who} {geometric_mean(ratios):.3f} in the geometric mean, "
+                        f"{min(ratios):.3f} at least")  # fmt: skip
     loss = math.expm1(sum(math.log(r.ours / r.tuned) for r in rows) / len(rows))
     said.append(f"{loss:.2%} slower than one tuned kernel a size in the geometric mean")
     return f"{text}\n\n{'; '.join(said)}"
@@ -169,6 +201,10 @@ def _asked(args: argparse.Namespace, manifest: Manifest, gpu: str | None) -> Ask
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.folder.is_file():
+        for what, rows in recorded(args.folder).items():
+            print(f"{what}\n\n{table(rows)}\n")
+        return 0
     manifest = read_manifest(args.folder)
     device = find_device(manifest.target.name)
     gpu = require_gpu(device) if args.measure == "yes" else None
@@ -203,7 +239,7 @@ def run(args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m ptxflow.eval.sample.held_out", description=__doc__)
     add = parser.add_argument
-    add("folder", type=Path, metavar="DIR", help="the library")
+    add("folder", type=Path, metavar="DIR", help="the library, or a file of such records")
     add("--sizes", type=int, default=40, help="how many are drawn (default: 40)")
     add("-k", type=int, default=8, help="kernels tried for each size (default: 8)")
     add("--seed", type=int, default=1, help="of the sizes (default: 1)")

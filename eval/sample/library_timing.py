@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from tqdm import tqdm
 
+from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.family import Strategy
 from ptxflow.env.measurements import REFINE, SCREEN
+from ptxflow.env.reward import ModelReward
 from ptxflow.eval.bench.candidates import Candidate
 from ptxflow.eval.bench.measurer import Measurer, seconds
 from ptxflow.eval.bench.records import Identity, Record
@@ -47,7 +49,8 @@ class GpuTiming:
 
     measurer   None: the records alone count
     records    those there are, by identity
-    elsewhere  of other runs and machines: candidates, and times that are believed less
+    elsewhere  of other runs and machines, also of devices that run the same code: candidates, and
+               times that are believed less
     seconds    how long it may measure
     spent      seconds of measuring, by what for
     """
@@ -217,36 +220,51 @@ class GpuTiming:
     def _recall(self, records: Collection[Record], error: float) -> list[int]:
         """Tell the model what was recorded of today's strategies; the codes of what was fast."""
         judge, strategies = self.judge, dict[str, int | None]()
+        devices = [d.name for d in DEVICES.values() if d.arch == judge.device.arch]
+        devices = devices if error == ELSEWHERE else [judge.device.name]
         same = {d for d in {r.definition for r in records} if d == judge.ranges.definition.name
                 or (error == ELSEWHERE and judge.alike(d))}  # fmt: skip
-        found = defaultdict[str, dict[tuple[tuple[str, int], ...], dict[int, float]]](
+        found = defaultdict[tuple[str, str], dict[tuple[tuple[str, int], ...], dict[int, float]]](
             lambda: defaultdict(dict)
         )
         for r in records:
-            if r.definition not in same or r.device != judge.device.name:
+            if r.definition not in same or r.device not in devices:
                 continue
             if r.key not in strategies:
                 strategies[r.key] = judge.code(Strategy.from_json(r.strategy))
             if (code := strategies[r.key]) is not None and judge.ranges.hold(r.axes):
                 at = tuple((n, r.axes[n]) for n in judge.ranges.free)
-                found[r.timing_pass][at][code] = seconds(r)
+                found[r.timing_pass, r.device][at][code] = seconds(r)
                 if r.status in FAULTS and error != ELSEWHERE:
                     self.faulty[code] = _fault(r)
         timed = list[tuple[Sizes, dict[int, float], float]]()
         patterns = self._patterns if error != ELSEWHERE else _alone  # there one may do
-        for timing_pass, rows in found.items():
+        for (timing_pass, device), rows in found.items():
             exact = TOGETHER if timing_pass == REFINE and error != ELSEWHERE else error
             for at in {tuple(patterns(dict(at))[0].items()) for at in rows}:
                 both = [rows.get(tuple(p.items()), {}) for p in patterns(dict(at))]
                 logs = {c: [math.log(b.get(c, math.inf)) for b in both] for c in both[0]}
                 times = {c: math.exp(np.mean(v)) for c, v in logs.items() if math.inf not in v}
-                timed.append((dict(at), times, exact))
+                timed.append((dict(at), self._here(dict(at), times, device), exact))
         fast = {c for _, times, _ in timed for c in sorted(times, key=lambda c: times[c])[:FASTEST]}
         for place, times, exact in timed:
             codes = [c for c in times if error != ELSEWHERE or c in fast]
             if codes:
                 self.model.add(place, np.array(codes), np.array([times[c] for c in codes]), exact)
         return sorted(fast - self.faulty.keys())
+
+    def _here(self, at: Sizes, times: dict[int, float], device: str) -> dict[int, float]:
+        """Seconds on another device, longer or shorter by as much as the model says."""
+        judge, codes = self.judge, np.array(sorted(times), np.int64)
+        if device == judge.device.name or not times:
+            return times
+        here, there = (
+            Judge(judge.family, DEVICES[name], judge.ranges, ModelReward()).seconds(at, codes)
+            for name in (judge.device.name, device)
+        )
+        legal = np.isfinite(here)
+        ratios = dict(zip(codes[legal].tolist(), here[legal] / there[legal], strict=True))
+        return {c: times[c] * ratio for c, ratio in ratios.items()}
 
     def _patterns(self, sizes: Sizes) -> list[Sizes]:
         return self.judge.ranges.patterns(sizes)[:PATTERNS]

@@ -38,7 +38,6 @@ from ptxflow.eval.sample.selection import POLICY, REWARD, Chosen
 from ptxflow.eval.verify.emulation import Emulation, cached_emulation
 
 REFINED = 4  # of the fastest, that are timed again in the same rounds
-TIES = 1.0  # seconds for those of them that may be the fastest
 
 
 def compile_and_rank(
@@ -140,7 +139,7 @@ def measure(
     """Check and time each kernel in a child process, until one is right and has `stop_at` of the
     attainable speed; then the fastest and the `default`, by its key, anew in the same rounds.
     Records by strategy key."""
-    settings, origin = Settings(ties=TIES), Origin(ptxas.version())
+    settings, origin = Settings(), Origin(ptxas.version())
     axes = {name: space.problem[name] for name in definition.var_axes}
     floors = Floors.of(counted(definition, axes), space.device)
     records: dict[str, Record] = {}

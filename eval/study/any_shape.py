@@ -84,7 +84,7 @@ def judged(asked: Asked) -> dict[str, Any]:
     from ptxflow.compiler.device import DEVICES
     from ptxflow.env.tasks.shapes import Stream
     from ptxflow.eval.study.knowledge import look_up, trained_problems
-    from ptxflow.gfn.hints import LONGER, SEARCH
+    from ptxflow.gfn.hints import SEARCH
     from ptxflow.gfn.inference import sample_by_steps
     from ptxflow.gfn.targets import distance_within, part_around
 
@@ -103,11 +103,10 @@ def judged(asked: Asked) -> dict[str, Any]:
     begin = time.process_time()
     draw(K, 0, SHARPNESS, asked.tau)
     seconds = time.process_time() - begin
-    same = LONGER if config.knowing else SEARCH
     picks: dict[str, list[Array]] = {
         "policy": [worth(draw(K, s, SHARPNESS, asked.tau)[0]) for s in range(SEEDS)],
-        "search": [same.run(space, worth, s + 1)[1][:K] for s in range(SEEDS // 4)],
-        "timed": [_timed(partial(LONGER.run, space, worth), seconds)],
+        "search": [SEARCH.run(space, worth, s + 1)[1][:K] for s in range(SEEDS // 4)],
+        "timed": [_timed(partial(SEARCH.run, space, worth), seconds)],
         "uniform": [worth(space.sample_uniform(K, rng)) for _ in range(SEEDS)],
     }
     part = space

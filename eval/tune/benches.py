@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -134,8 +135,10 @@ class OnGpu(Bench):
         return [Candidate(self.definition, family, problem, s, self.device) for s in strategies]
 
     def times(self, strategies: Sequence[Strategy]) -> list[Timed]:
+        asked = self.candidates(strategies)
+        wait(self.measurer.ahead(asked))  # others may measure until these are compiled
         with self.lock:
-            records = self.measurer(self.candidates(strategies))
+            records = self.measurer(asked)
         return [Timed(self._us(r), f"{r.status}: {r.detail}".rstrip(": ")) for r in records]
 
     def _us(self, record: Record) -> float:

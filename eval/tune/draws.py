@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxflow.compiler.device import DEVICES, Device
 from ptxflow.compiler.family import Strategy
 from ptxflow.env.cost import attainable_tflops
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU, Reward
 from ptxflow.env.space import Space, StrategySpace
+from ptxflow.eval.sample.selection import reward_of
 from ptxflow.eval.sample.widened import WideReward, widened
 from ptxflow.eval.study.search.process import ALIKE, BRAVE, NOISE
 from ptxflow.eval.tune.loop import Timed
@@ -48,6 +51,35 @@ class Believed:
         with np.errstate(divide="ignore"):
             us: Array = space.problem.flops / 1e6 / np.maximum(np.nan_to_num(tflops), 0.0)
         return us[back]
+
+
+@dataclass(frozen=True)
+class Beside(Reward):
+    """The geometric mean of what is modelled of a device, and what was learned on one like it."""
+
+    own: Reward
+    theirs: Reward
+    device: Device
+
+    @property
+    def name(self) -> str:
+        return f"{self.own.name} and {self.theirs.name} of {self.device.name}"
+
+    def tflops(self, space: StrategySpace, codes: Codes) -> Array:
+        there = Space(space.family, space.problem, self.device, np.unique(codes))
+        both = self.own.tflops(space, codes) * self.theirs.tflops(there, codes)
+        return np.asarray(np.sqrt(both))
+
+
+def reward_beside(about: Mapping[str, Any], device: Device, family: str) -> Reward:
+    """Of a policy's header: the device's reward, and where it is the model that of the device that
+    the policy was trained for beside it, if its code runs here."""
+    own, _ = reward_of(about, device.name, family)
+    trained = DEVICES.get(about.get("settings", {}).get("device", ""), device)
+    if own.name != "model" or trained.arch != device.arch:
+        return own
+    theirs, _ = reward_of(about, trained.name, family)
+    return own if theirs.name == "model" else Beside(own, theirs, trained)
 
 
 class Residuals:

@@ -15,7 +15,9 @@ from statistics import geometric_mean
 from typing import Any
 
 from ptxflow.command import BadInput, Parser, reports
+from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.files import write_whole
+from ptxflow.env.tasks.definition import Definition
 from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.records import best_baseline
 from ptxflow.eval.study.html import Plot, Section
@@ -135,6 +137,24 @@ def page(state: Mapping[str, Any], folder: Path) -> str:
     ]  # fmt: skip
     title = f"{s['definition']} {axes} on {s['device']}"
     return html_page(title, " ".join(said), sections)
+
+
+def delivered(work: tuple[Definition, Path, Mapping[str, Any], CompiledKernel]) -> None:
+    """Write into a session's folder its champion's PTX, cubin and Solution, and its report."""
+    from ptxflow.compiler.library.member import single
+    from ptxflow.eval.sample.solution import solution
+
+    definition, folder, state, kernel = work
+    final, where = state["champion"], folder / "champion"
+    about = (
+        f"{definition.name}: champion of a tuning session, {final['us']:.2f} us by {final['by']}"
+    )
+    made = solution(*single(definition.to_json(), kernel), about)
+    write_whole(where / "kernel.ptx", kernel.ptx)
+    write_whole(where / "kernel.cubin", kernel.cubin)
+    write_whole(where / "strategy.json", json.dumps(final["strategy"], indent=1))
+    write_whole(where / "solution.json", json.dumps(made))
+    write_whole(folder / "report.html", page(state, folder))
 
 
 @reports("report")

@@ -13,7 +13,7 @@ was stopped, or killed, is repeated from these by the same command, and measures
 missing. Half of the kernels that it begins with are the fastest ones known of the workloads most
 like its own: of those that come with ptxflow, and of --knowledge, to which its champion is added.
 
-Of several --workloads, sessions share the GPU: while one is measured, others' kernels compile.
+Of several --workloads, sessions share the GPUs: while one is measured, others' kernels compile.
 
 examples:
   ptxflow tune --definition gemm_n4096_k4096 --axes M=1063 --device h200
@@ -38,13 +38,14 @@ import math
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from threading import Lock
+from queue import SimpleQueue
+from threading import Event, Lock
 from typing import Any
 
 from tqdm import tqdm
@@ -52,6 +53,7 @@ from tqdm import tqdm
 from ptxflow.command import BadInput, Parser, add_cluster, reports
 from ptxflow.compiler.family import Strategy
 from ptxflow.compiler.files import write_whole
+from ptxflow.compiler.processes import each
 from ptxflow.env.relation import RelationSpace, relate
 from ptxflow.env.tasks.arguments import (
     find_device,
@@ -61,9 +63,10 @@ from ptxflow.env.tasks.arguments import (
     positive_int,
 )
 from ptxflow.env.tasks.definition import Definition, load
+from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.training_set import typical_axes
 from ptxflow.eval.bench.campaign import FAILURES
-from ptxflow.eval.bench.measurer import open_measurer
+from ptxflow.eval.bench.measurer import Measurer, open_measurers
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted
 from ptxflow.eval.sample.draws import default_checkpoint
@@ -78,24 +81,24 @@ from ptxflow.eval.tune.champions import (
     nearest,
     of_session,
 )
-from ptxflow.eval.tune.draws import Believed, Draws
+from ptxflow.eval.tune.draws import Believed, Draws, reward_beside
 from ptxflow.eval.tune.endpoint import Endpoint, Recorded
 from ptxflow.eval.tune.knowledge import Entry, Knowledge, Row, from_lines, read, to_lines
-from ptxflow.eval.tune.loop import Limits, Round, Session, Step, Steps, Timed, answered
+from ptxflow.eval.tune.loop import Limits, Round, Session, Steps, Timed, answered
 from ptxflow.eval.tune.proposer import Asked as Proposal
 from ptxflow.eval.tune.proposer import Model, Tried
 from ptxflow.gfn.inference import Policy, load_policy
 
 SCHEMA = 3
 FINALISTS = 8  # kernels that are timed again in the same rounds, the first start among them
-AT_ONCE = 8  # sessions that take turns: those that wait would all be cut short by --seconds
-AT_A_TIME = 16  # rivals that are asked for: the GPU waits for kernels in the order of questions
+AT_ONCE = 8  # sessions that share a GPU: those that wait would all be cut short by --seconds
+AT_A_TIME = 16  # rivals that are measured, while others' later ones compile
 SESSION, RECORDS, PROFILES, KNOWN, TRANSCRIPT = (
     "session.json", "records.jsonl", "profiles.jsonl", "knowledge.jsonl", "model.jsonl",
 )  # fmt: skip
 NO = Path("no")
 Measures = Predicted | OnGpu
-Asked = Future[list[Timed]]
+Benches = SimpleQueue[Callable[["Tuning"], Measures]]
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -210,8 +213,8 @@ class Tuning:
     known: list[Row] = field(default_factory=list)
     starts: list[Strategy] = field(default_factory=list)
     rivals: dict[Strategy, Timed] = field(default_factory=dict)
-    asked: tuple[Strategy, ...] = ()
     model: Model | None = None
+    stopped: Event = field(default_factory=Event)
 
     @staticmethod
     def of(
@@ -247,13 +250,13 @@ class Tuning:
         }  # fmt: skip
 
     def begin(self, bench: Measures) -> None:
-        """Make or take up the session, which then asks for something."""
+        """Make or take up the session, and have what it asks for first compiled."""
         args, space = self.args, self.space
         self.state = resume(self.folder, self.settings)
         write_whole(self.folder / SESSION, json.dumps(self.state, indent=1))
         count = 0 if args.knowledge == NO else args.starts // 2
         self.known = known_to(self.folder, self.base, space, count)
-        reward, _ = reward_of(self.policy.about, space.device.name, space.family.name)
+        reward = reward_beside(self.policy.about, space.device, space.family.name)
         measured: dict[Strategy, Timed] = {}
         draws = Draws(self.policy, Believed(self.listed, reward), space, measured)
         floors = Floors.of(counted(self.definition, self.axes), space.device)
@@ -269,8 +272,9 @@ class Tuning:
         drawn = begun(draws, space, args.starts - len(champions), args.seed)
         self.starts = alternating(champions, drawn, args.starts)
         own = draws(self.listed, args.rivals, args.seed) if args.rivals else ()
-        self.steps = self._steps([self.listed.strategy(int(c)) for c in own])
-        self._asks(next(self.steps), math.inf)
+        rivals = [self.listed.strategy(int(c)) for c in own]
+        bench.ahead([*rivals, *self.starts])
+        self.steps = self._steps(rivals)
 
     def proposals(self) -> list[Strategy]:
         """What the model would try next; nothing where it fails."""
@@ -284,17 +288,21 @@ class Tuning:
         history = tuple(Tried(s, t.us, t.why) for s, t in session.measured.items())
         return self.model.propose(Proposal(space, 1, history, known))
 
-    def answer(self, times: Sequence[Timed], until: float) -> bool:
-        """Go on; whether it asks for more. No round begins after `until`."""
-        self._asks(answered(self.steps, times), until)
-        return bool(self.asked)
-
-    def _asks(self, step: Step | None, until: float) -> None:
-        while isinstance(step, Round):
-            self.ended(step)
-            step = next(self.steps, None) if time.monotonic() < until else None
-        self.asked = step or ()
-        self.bench.ahead(self.asked)
+    def play(self, until: float, count: Callable[[int], object]) -> Tuning:
+        """To the champion, or until `stopped`; no round begins after `until`. ValueError where no
+        start is right."""
+        step = next(self.steps, None)
+        while step is not None and not self.stopped.is_set():
+            if isinstance(step, Round):
+                self.ended(step)
+                step = next(self.steps, None) if time.monotonic() < until else None
+            else:
+                times = self.bench.times(step)
+                count(len(times))
+                step = answered(self.steps, times)
+        if not self.stopped.is_set():
+            self.finish()
+        return self
 
     def _steps(self, rivals: Sequence[Strategy]) -> Steps:
         for at in range(0, len(rivals), AT_A_TIME):
@@ -352,25 +360,17 @@ class Tuning:
             "strategy": best.to_json(), "by": "reward" if self.args.measure == "no" else "GPU",
         }  # fmt: skip
 
-    def deliver(self) -> None:
-        """The champion's PTX, cubin and Solution, and the report; BadInput where it does not
-        compile."""
-        from ptxflow.compiler.library.member import single
-        from ptxflow.eval.sample.solution import solution
+    @property
+    def best(self) -> Strategy:
+        """The champion, where the session has ended."""
+        return next(s for s in self.session.frontier if s.key == self.state["champion"]["key"])
 
-        final, where = self.state["champion"], self.folder / "champion"
-        (best,) = (s for s in self.session.frontier if s.key == final["key"])
-        kernel = self.bench.kernel(best)
-        about = (
-            f"{self.definition.name}: champion of a tuning session, {final['us']:.2f} us "
-            f"by {final['by']}"
-        )
-        made = solution(*single(self.definition.to_json(), kernel), about)
-        write_whole(where / "kernel.ptx", kernel.ptx)
-        write_whole(where / "kernel.cubin", kernel.cubin)
-        write_whole(where / "strategy.json", json.dumps(final["strategy"], indent=1))
-        write_whole(where / "solution.json", json.dumps(made))
-        write_whole(self.folder / "report.html", report.page(self.state, self.folder))
+
+def deliver(done: Sequence[Tuning], processes: int) -> None:
+    """What users take: see `report.delivered`; BadInput where a champion does not compile."""
+    work = [(t.definition, t.folder, t.state, t.bench.kernel(t.best)) for t in done]
+    for _ in each(report.delivered, work, processes, "write", "session"):
+        pass
 
 
 def begun(draws: Draws, space: RelationSpace, k: int, seed: int) -> list[Strategy]:
@@ -385,21 +385,30 @@ def begun(draws: Draws, space: RelationSpace, k: int, seed: int) -> list[Strateg
 
 
 @contextmanager
-def opened(args: argparse.Namespace, tunings: Sequence[Tuning]
-           ) -> Iterator[Callable[[Tuning], Measures]]:  # fmt: skip
-    """What measures each; RuntimeUnavailable where there is no GPU of the device."""
+def opened(args: argparse.Namespace, tunings: Sequence[Tuning]) -> Iterator[Benches]:
+    """What measures: as many places as sessions play at a time, by turns of one GPU and the next;
+    RuntimeUnavailable where there is no GPU of the device."""
+    places: Benches = SimpleQueue()
     if args.measure == "no":
-        yield simulated
+        places.put(simulated)
+        yield places
         return
     first = tunings[0]
     profiler = {"auto": shutil.which("ncu") or "", "no": ""}.get(args.profiler, args.profiler)
     base = first.folder.parent if args.workloads else first.folder
     families = list({t.space.family.name: t.space.family for t in tunings}.values())
-    with open_measurer(base / RECORDS, first.space.device, families, "tune", args.jobs) as measurer:
-        measurer.built, lock = {}, Lock()
-        yield lambda t: OnGpu(
-            measurer, t.definition, t.space, t.folder / PROFILES, profiler, lock=lock
-        )
+    device = first.space.device
+
+    def on(measurer: Measurer, lock: Lock, t: Tuning) -> OnGpu:
+        return OnGpu(measurer, t.definition, t.space, t.folder / PROFILES, profiler, lock=lock)
+
+    with open_measurers(base / RECORDS, device, families, "tune", args.jobs) as measurers:
+        for measurer in measurers:
+            measurer.built = {}
+        gpus = [partial(on, measurer, Lock()) for measurer in measurers]
+        for gpu in gpus * AT_ONCE:
+            places.put(gpu)
+        yield places
 
 
 def simulated(tuning: Tuning) -> Predicted:
@@ -423,44 +432,43 @@ def tune(args: argparse.Namespace) -> list[dict[str, Any]]:
         raise BadInput("--definition or --workloads is missing")
     several = bool(args.workloads)
     tunings = [Tuning.of(args, name, axes, policy, several) for name, axes in asked]
-    with opened(args, tunings) as bench_of:
-        done = played(tunings, bench_of, args)
-        for tuning in done:
-            tuning.deliver()
+    with opened(args, tunings) as places:
+        done = played(tunings, places, args)
+    deliver(done, args.jobs or cores())
     return [t.state for t in done]
 
 
-def played(
-    tunings: Sequence[Tuning], bench_of: Callable[[Tuning], Measures], args: argparse.Namespace
-) -> list[Tuning]:
-    """Those that were begun, as they ended; while one is measured others begin, think, compile."""
-    waiting, going, done = deque(tunings), deque[tuple[Tuning, Asked]](), list[Tuning]()
-    end = time.monotonic() + (args.seconds or float("inf"))
-    bar = tqdm(total=args.budget * len(tunings), desc="tune", unit="kernel", disable=None)
-    with bar, ThreadPoolExecutor(1) as gpu:
-        while going or (waiting and time.monotonic() < end):
-            while (
-                waiting and len(going) < AT_ONCE and time.monotonic() < end
-                and not (going and going[0][1].done())
-            ):  # fmt: skip
-                tuning = waiting.popleft()
-                tuning.begin(bench_of(tuning))
-                going.append((tuning, gpu.submit(tuning.bench.times, tuning.asked)))
-            tuning, asked = going.popleft()
-            try:
-                asks = tuning.answer(asked.result(), end)
-            except ValueError as error:  # none of its starts is right
-                if not args.workloads:
-                    raise
-                tqdm.write(f"tune: {tuning.definition.name} {tuning.axes}: {error}")
-                continue
-            bar.update(len(asked.result()))
-            if asks:
-                going.append((tuning, gpu.submit(tuning.bench.times, tuning.asked)))
-            else:
-                tuning.finish()
-                done.append(tuning)
-    return done
+def played(tunings: Sequence[Tuning], places: Benches, args: argparse.Namespace) -> list[Tuning]:
+    """Those that were begun, and ended. Each has a thread: a GPU measures what is compiled, while
+    other sessions begin, think, or wait for their kernels."""
+    end = time.monotonic() + (args.seconds or math.inf)
+    total = (args.budget + args.rivals) * len(tunings)
+    bar = tqdm(total=total, desc="tune", unit="kernel", disable=None)
+
+    def play(tuning: Tuning) -> Tuning | None:
+        if time.monotonic() > end or tuning.stopped.is_set():
+            return None
+        place = places.get()
+        tuning.begin(place(tuning))
+        try:
+            return tuning.play(end, bar.update)
+        except ValueError as error:  # none of its starts is right
+            if not args.workloads:
+                raise
+            tqdm.write(f"tune: {tuning.definition.name} {tuning.axes}: {error}")
+            return None
+        finally:
+            places.put(place)
+
+    with bar, ThreadPoolExecutor(places.qsize()) as pool:
+        going = [pool.submit(play, tuning) for tuning in tunings]
+        try:
+            wait(going, return_when=FIRST_EXCEPTION)
+        finally:  # interrupted, or failed: the others end with what they measure
+            if not all(f.done() for f in going):
+                for tuning in tunings:
+                    tuning.stopped.set()
+        return [ended for f in going if (ended := f.result())]
 
 
 @reports("tune", *FAILURES, ValueError)

@@ -212,7 +212,7 @@ _PLAIN = {"", "mma", "tma_load", "bulk_load", "st_async"}
 
 STORES = {"st_global", "st_global_narrow", "st_shared_v4", "stmatrix_x4"}
 LOADS = {row.name for row in all_atoms() if row.effect in ("tma_load", "bulk_load")}
-HINTS = {"prefetch_map", "grid_launch_dependents"}
+HINTS = {"prefetch_map", "tma_prefetch", "grid_launch_dependents"}
 FENCES = {"tcgen05_fence_before", "tcgen05_fence_after"}
 RELEASES = {"mbar_arrive", "mbar_arrive_peer", "mbar_release_peer"}
 

@@ -22,11 +22,11 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault, Report, emulate
 from ptxflow.compiler.emulator.coverage import Coverage, Gap, skeleton
 from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.family import Problem, Size, Strategy
+from ptxflow.compiler.family import PartialSums, Problem, Size, Strategy
 from ptxflow.compiler.ir import UOp, kernels_of
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
-from ptxflow.eval.verify.cases import case_of
+from ptxflow.eval.verify.cases import case_of, sums
 from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 
 FEW = 3, 12, 0  # clusters of each launch of a brief run; all, where these leave a gap
@@ -37,23 +37,33 @@ Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 @dataclass(frozen=True)
 class Attempt:
     """A problem and how it is run: under the schedule of `seed`, CTAs along x (`blocks`), and how
-    many clusters of each launch (`some`; 0, or none: all); `absent`: without optional inputs."""
+    many clusters of each launch (`some`; 0, or none: all); `absent`: without optional inputs;
+    `sums`: what the first launch leaves."""
 
     problem: Problem
     seed: int = 0
     blocks: int | None = None
     some: tuple[int, ...] = ()
     absent: bool = False
+    sums: PartialSums | None = None
 
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
         some = f", {'+'.join(map(str, self.some))} clusters" if self.some else ""
+        some += f", sums of {'+'.join(map(str, self.sums.chunks))} chunks" if self.sums else ""
         return f"{axes} (schedule {self.seed}{some})"
+
+    @property
+    def case(self) -> Case:
+        """Inputs and right outputs; to be copied, not written."""
+        return prepared_case(self.problem, self.absent, self.sums)
 
 
 @lru_cache(maxsize=16)
-def prepared_case(problem: Problem, absent: bool) -> Case:
-    """Inputs and right outputs; to be copied, not written."""
+def prepared_case(problem: Problem, absent: bool, given: PartialSums | None = None) -> Case:
+    """Of a problem; of its second launch alone, where sums are given."""
+    if given:
+        return sums.case(problem, given)
     return case_of(problem, given=False) if absent else case_of(problem)
 
 
@@ -76,8 +86,8 @@ def attempt(
     be written. A launch of more than `limit` instructions does not end. `done`: so many launches
     are over, and what they left."""
     axes = dict(given.problem.axes)
-    case = prepared_case(given.problem, given.absent)
-    first, left = done or (0, case.tensors)
+    case = given.case
+    first, left = done or (int(given.sums is not None), case.tensors)
     tensors = {name: t.copy() for name, t in left.items()}
     try:
         report = emulate(
@@ -266,7 +276,7 @@ def _sized(problem: Problem, axes: Mapping[str, int]) -> Problem:
 def attempts_of(shape: Problem, sizes: Sequence[Size]) -> Iterator[Attempt]:
     for i, size in enumerate(sizes):
         sized = _sized(shape, size.axes)
-        yield Attempt(sized, i % 2, size.blocks, size.some, size.absent)
+        yield Attempt(sized, i % 2, size.blocks, size.some, size.absent, size.sums)
 
 
 def shape_of(

@@ -25,7 +25,7 @@ from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.emulator.coverage import OPEN, skeleton
-from ptxflow.compiler.family import Problem, Size, Strategy, Trial
+from ptxflow.compiler.family import PartialSums, Problem, Size, Strategy, Trial
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch, evaluate
@@ -41,7 +41,6 @@ from ptxflow.eval.verify.trials import (
     attempt,
     attempts_of,
     built,
-    prepared_case,
     shape_of,
 )
 
@@ -105,6 +104,8 @@ class Bench:
         kernel does not end. What some clusters leave unwritten is known of the larger problem, and
         of the first, which stands for one that trials run whole."""
         given = known.attempt
+        if given.sums and self._alike(text)[1:] == [True]:  # which none of its launches is of
+            return Outcome()
         whole = known is self.larger or given.problem == self.shape
         if whole and any(given.some) and given not in self.written:
             self.written[given] = self.whole(given).written
@@ -118,12 +119,10 @@ class Bench:
     def left(self, text: str, given: Attempt) -> tuple[int, Tensors]:
         """How many of the launches that come first are of kernels which a mutant's text has
         unchanged, and what they leave."""
-        launch, case = self.launch(given), prepared_case(given.problem, given.absent)
-        if given.problem.chained is not None:
-            return 0, case.tensors
-        mutant, own = _entries(text), _entries(self.text)
-        same = [mutant[step.entry] == own[step.entry] for step in launch.steps[:-1]]
-        count = [*same, False].index(False)
+        launch, case = self.launch(given), given.case
+        if given.sums or given.problem.chained is not None:
+            return int(given.sums is not None), case.tensors
+        count = [*self._alike(text)[:-1], False].index(False)
         if count and (given, count) not in self.over:
             axes = dict(given.problem.axes)
             space = {
@@ -138,6 +137,13 @@ class Bench:
             )  # fmt: skip
             self.over[given, count] = held
         return count, self.over[given, count] if count else case.tensors
+
+    def _alike(self, text: str) -> list[bool]:
+        """Which kernels, in the order of their launches, a mutant's text has unchanged."""
+        mutant, own = _entries(text), _entries(self.text)
+        return [
+            mutant[e] == own[e] for e in (s.entry for s in self.launch(Attempt(self.shape)).steps)
+        ]
 
     def whole(self, given: Attempt, limit: int = 0) -> Outcome:
         """The kernel itself on a problem."""
@@ -221,12 +227,14 @@ def _entries(text: str) -> dict[str, str]:
 def _kept(shape: Problem, row: dict[str, Any]) -> Known:
     given = row["attempt"] | {"problem": replace(shape, axes=tuple(row["axes"].items()))}
     given["some"] = tuple(given["some"])
+    if given["sums"]:
+        given["sums"] = PartialSums(given["sums"]["tokens"], tuple(given["sums"]["chunks"]))
     return Known(Attempt(**given), row["instructions"], row["data"])
 
 
 def digest_of(given: Attempt) -> str:
     """Of a problem's inputs and of what is right."""
-    case = prepared_case(given.problem, given.absent)
+    case = given.case
     state = hashlib.sha256(repr(case.arguments).encode())
     for name in sorted(case.tensors):
         for held in (case.tensors[name], *case.expected.get(name, ())):
@@ -251,9 +259,9 @@ def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]
         if given in out.chosen:
             held.append(Known(given, outcome.report.instructions, digest_of(given)))
     some, quick = QUICK
-    brief = replace(min(held, key=lambda k: k.instructions).attempt, some=_each(made, some))
+    least, cheapest = min((k.instructions, i) for i, k in enumerate(held) if not k.attempt.sums)
+    brief = replace(held[cheapest].attempt, some=_each(made, some))
     outcome = made.whole(brief)
-    least = min(k.instructions for k in held)
     if not outcome.error and outcome.report.instructions * quick < least:
         held.append(Known(brief, outcome.report.instructions, digest_of(brief)))
     return held

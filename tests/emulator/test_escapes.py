@@ -257,6 +257,14 @@ ONE_MORE = {
         gemm.problem(34, 128, 2048), gemm.swapped(tile_n=32), "32 to 33 in div in c1",
         "tma_load(a, B_map", 0,
     ),
+    "a chunk behind the last, in a turn of four": (
+        gqa_decode.problem(), gqa_decode.strategy(sum_chunks=4), "3 to 2 in add in inside",
+        "ld_global(c_", 0,
+    ),
+    "another chunk, in a turn of four": (
+        mla.problem(), mla.decode(sum_chunks=4), "2 to 3 in add in index",
+        "ld_global(c_stats0_2", 0,
+    ),
     "no lane that stores log-sum-exps of chunks": (
         mla.problem(), mla.decode(), "4 to 0 in lt in inside", "st_global(lse, lse, c_", 0
     ),

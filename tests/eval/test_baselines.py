@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.definition import load, names
-from ptxflow.eval.bench.baselines import is_eager_reference, moe, sparse
+from ptxflow.eval.bench.baselines import cublaslt, is_eager_reference, moe, sparse
 from ptxflow.eval.bench.baselines import registry as baselines
 from ptxflow.eval.bench.baselines.baseline import Given, Unsupported
 from ptxflow.eval.bench.baselines.registry import Baselines, makers_of
@@ -168,6 +168,22 @@ def test_the_yardstick_is_made_alone(
     assert list(found.calls(every=False)) == [found.yardstick] == [yardstick] == made
     found.calls(every=False)
     assert made == [yardstick]  # once
+
+
+def test_cublas_lt_is_the_fastest_of_its_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Callable[..., Any]] = {str(us): lambda us=us: us for us in (9.0, 5.0, 7.0)}
+    monkeypatch.setattr(cublaslt, "L2Flush", lambda: None)
+    monkeypatch.setattr(cublaslt, "time_interleaved", lambda calls, rounds, flush: {
+        name: [99.0, *[call()] * (rounds[name] - 1)] for name, call in calls.items()})  # fmt: skip
+    assert cublaslt.fastest([*made.values()])() == 5.0
+    with pytest.raises(Unsupported, match="propose nothing"):
+        cublaslt.fastest([])
+
+
+def test_without_cuda_there_is_no_cublas_lt() -> None:
+    found = small("gemm_n128_k2048", M=6)
+    assert "cublasLt" not in found.calls(every=True)
+    assert "cublasLt" in found.absent
 
 
 def test_a_copy_moves_the_compulsory_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,7 +314,7 @@ def test_one_gpu_finds_the_fates(tmp_path: Path) -> None:
         table[name]["fate"] = fate
     path = tmp_path / "t.json"
     path.write_text(json.dumps(table))
-    run = faults.on_one_gpu(workloads, str(path), tmp_path / "r.jsonl", 5.0)
+    run = faults.on_one_host(workloads, str(path), tmp_path / "r.jsonl", 5.0)
     assert run.statuses == {"ok": 22, "wrong": 1, "fault": 1} and not run.doubled
     fastest = min(names[2:16], key=us.__getitem__)
     assert fastest.endswith(next(iter(run.best.values())))

@@ -18,7 +18,7 @@ import pytest
 
 import sample
 from ptxflow.compiler.compilation import CompiledKernel, Job
-from ptxflow.compiler.device import H200, Device
+from ptxflow.compiler.device import H100, H200, Device
 from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
@@ -234,6 +234,8 @@ def test_what_one_machine_looks_at_another_measures_and_a_third_chooses_from(
     said = capsys.readouterr().out
     assert held_out.main([*map(str, judged), "--measure", "recorded"]) == 0
     assert capsys.readouterr().out == said
+    assert held_out.main([str(tmp_path / "a.held-out.jsonl")]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1] == said.splitlines()[-1]
     rows = [
         line.split("|") for line in said.splitlines() if line[:3] == "|  " or line[2:3].isdigit()
     ]
@@ -324,7 +326,7 @@ def test_what_others_recorded_is_a_candidate() -> None:
     record = Record(NAME, {AXIS: 64}, strategy.to_json(), strategy.key, "h200", "ok",
                     latency_us={"median": best * 0.9e6}, gpu={"name": "NVIDIA H200"})  # fmt: skip
     unknown = replace(record, strategy=record.strategy | {"choices": {"no": 1}}, key="1")
-    wrong = replace(record, axes={AXIS: HIGH + 1}), replace(record, device="h100")
+    wrong = replace(record, axes={AXIS: HIGH + 1}), replace(record, device="b200")
     timing = GpuTiming(at, None, 2, {}, elsewhere=[record, unknown, *wrong])
     found, times = timing([{AXIS: 64}], np.array([], np.int64))
     assert found.tolist() == [code] and times[0, 0] == pytest.approx(best * 0.9, rel=0.05)
@@ -332,6 +334,22 @@ def test_what_others_recorded_is_a_candidate() -> None:
     again = GpuTiming(at, None, 2, {failed.identity: failed}, elsewhere=[record])
     assert not len(again([{AXIS: 64}], np.array([], np.int64))[0])
     assert record.key in again.faulty[code]
+
+
+def test_times_on_a_like_device_are_carried_over_by_the_model() -> None:
+    at = judge()
+    codes = at.space({AXIS: HIGH}).codes[-1:]
+    strategy, us = at.space({AXIS: HIGH}).strategy(int(codes[0])), 7.0
+    record = Record(NAME, {AXIS: HIGH}, strategy.to_json(), strategy.key, "h100", "ok",
+                    latency_us={"median": us}, gpu={"name": "NVIDIA H100"})  # fmt: skip
+    timing = GpuTiming(at, None, 2, {}, elsewhere=[record])
+    found, times = timing([{AXIS: HIGH}], np.array([], np.int64))
+    here, there = (Judge(at.family, device, at.ranges, ModelReward()).seconds({AXIS: HIGH}, codes)
+                   for device in (H200, H100))  # fmt: skip
+    assert here[0] < there[0] and found.tolist() == codes.tolist()
+    assert times[0, 0] == pytest.approx(us * 1e-6 * here[0] / there[0], rel=0.05)
+    own = GpuTiming(at, None, 2, {record.identity: record})  # of this library's own records
+    assert not own.model.seen
 
 
 def test_definitions_of_the_same_sizes_are_alike() -> None:

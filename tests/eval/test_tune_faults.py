@@ -39,7 +39,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def without_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session.Tuning, "deliver", lambda _: None)
+    monkeypatch.setattr(session, "deliver", lambda *_: None)
     monkeypatch.setattr(OnGpu, "alike", lambda *_: False)
 
 
@@ -175,12 +175,12 @@ def test_a_branch_that_hangs_or_faults_is_passed_over(
     without_code(monkeypatch)
 
     @contextmanager
-    def brief(*arguments: Any) -> Iterator[measurer.Measurer]:
-        with measurer.open_measurer(*arguments) as found:
-            found.settings = dataclasses.replace(found.settings, timeout=0.5)
+    def brief(*arguments: Any) -> Iterator[list[measurer.Measurer]]:
+        with measurer.open_measurers(*arguments) as found:
+            found[0].settings = dataclasses.replace(found[0].settings, timeout=0.5)
             yield found
 
-    monkeypatch.setattr(session, "open_measurer", brief)
+    monkeypatch.setattr(session, "open_measurers", brief)
     assert played(tmp_path / "s", "--budget", "48") == 0
     records = read_records(tmp_path / "s" / "records.jsonl")
     assert {"ok", "hang", "fault"} <= {r.status for r in records}
@@ -208,3 +208,45 @@ def test_sessions_side_by_side_share_a_gpu_and_their_knowledge(gpu: Path) -> Non
     assert sum(e.tried for e in knowledge.Knowledge(base).entries()) == tried > 0
     listed.write_text('[{"axes": {}}]')
     assert session.main([*both, *common]) == 2
+
+
+def test_the_last_rounds_judge_champion_start_and_draws_alike(
+    gpu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one job, which thinks otherwise of kernels than the rounds that chose them: as many draws
+    as kernels of the session, the champion the fastest of its own there, and so no slower than
+    the start."""
+    jobs: list[dict[str, float]] = []
+    ended: list[session.Tuning] = []
+    run, finals = Worker.run, session.Tuning.finals
+
+    def otherwise(worker: Worker, job: dict[str, Any], timeout: float) -> dict[str, Any]:
+        found = run(worker, job, timeout)
+        if "kernels" in job:
+            keys = [Path(k["image"]).name.partition(".")[0] for k in job["kernels"]]
+            jobs.append({key: 5 + int(key[-3:], 16) / 256 for key in keys})
+            for key, outcome in zip(keys, found["outcomes"], strict=True):
+                outcome["latency_us"]["median"] = jobs[-1][key]
+        return found
+
+    def seen(tuning: session.Tuning) -> dict[str, Any]:
+        ended.append(tuning)
+        return finals(tuning)
+
+    monkeypatch.setattr(Worker, "run", otherwise)
+    monkeypatch.setattr(session.Tuning, "finals", seen)
+    assert played(gpu / "s", "--rivals", "12", "--knowledge", "no") == 0
+    (tuning,), times, final = ended, jobs[-1], held(gpu / "s")["champion"]
+    right = [s for s, t in tuning.rivals.items() if t.right]
+    own = list(dict.fromkeys([*tuning.session.frontier[:7], tuning.first]))
+    draws = sorted(right, key=lambda s: tuning.rivals[s].us)[: len(own)]
+    assert len(draws) == len(own) and set(times) == {s.key for s in [*own, *draws]}
+    best = min(own, key=lambda s: times[s.key])
+    told = {
+        "us": times[best.key],
+        "start_us": times[tuning.first.key],
+        "screened_us": times[own[0].key],
+        "rival_us": min(times[s.key] for s in draws),
+    }
+    assert final["key"] == best.key and {n: final[n] for n in told} == pytest.approx(told)
+    assert best not in (own[0], tuning.first)

@@ -70,6 +70,10 @@ HOPPER = {
         tile_t=16, consumers=2, up_tile=256, persistent=1, order="tokens", route="joined",
         up_stages=3, lag=2, dependent=0,
     ),
+    "wide: columns": strategy(
+        tile_t=24, lag=3, up_stages=4, down_waves=2, trigger="start", promotion=256, ahead=2,
+        feeder="own", route_tokens=2, place_warps=4, sum_ctas=2,
+    ),
     "rows": strategy(swap=0, tile_t=64, up_tile=128, down_tile=64),
     "rows of two groups": strategy(
         swap=0, tile_t=128, consumers=2, up_tile=256, down_tile=256, waves=2, partials="bfloat16"
@@ -81,6 +85,10 @@ BLACKWELL = {
     ),
     "columns of two groups": strategy(
         tile_t=16, consumers=2, up_tile=256, down_tile=256, up_stages=3, lag=2, dependent=0
+    ),
+    "wide: columns": strategy(
+        tile_t=48, up_tile=128, down_tile=256, up_stages=3, lag=2, down_waves=2, trigger="start",
+        ahead=1, feeder="own",
     ),
     "rows": strategy(swap=0, tile_t=128, up_tile=64, down_tile=128),
     "rows of two groups": strategy(

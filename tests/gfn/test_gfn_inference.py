@@ -166,11 +166,9 @@ def spaces() -> list[RelationSpace]:
     return [s for s in drawn if len(s) < 4000][:4]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["hinted", "knowing"])
-def trainer(spaces: list[RelationSpace], request: pytest.FixtureRequest) -> Trainer:
-    config = TrainConfig(
-        tau=0.02, batch=64, each=16, hidden=32, stages=1, hinted=True, knowing=request.param
-    )
+@pytest.fixture(scope="module")
+def trainer(spaces: list[RelationSpace]) -> Trainer:
+    config = TrainConfig(tau=0.02, batch=64, each=16, hidden=32, stages=1, knowing=True)
     made = Trainer(spaces, config, 10)
     for _ in range(3):
         made.advance()
@@ -222,7 +220,7 @@ def test_after_a_prefix_hints_are_the_least_of_its_pairs(
     depth = 4
     said = policy.hinted(depth, conditions, which, choices)
     assert said is not None
-    found = hints(walks.spaces[:2], policy.config.knowing)
+    found = hints(walks.spaces[:2])
     for n, (row, table) in enumerate(zip(rows, found, strict=True)):
         decided = edges[:depth] + row[:depth]
         for c in range(walks.sizes[depth]):
@@ -231,12 +229,12 @@ def test_after_a_prefix_hints_are_the_least_of_its_pairs(
             assert said[n, c].item() == pytest.approx(least.item() / policy.config.middle)
 
 
-def test_a_hinted_policy_is_a_distribution_and_the_same_by_steps(
+def test_a_knowing_policy_is_a_distribution_and_the_same_by_steps(
     trainer: Trainer, spaces: list[RelationSpace], tmp_path: Path
 ) -> None:
     write(tmp_path / "p", trainer.policy_checkpoint({}))
     policy = load_policy(tmp_path / "p")
-    assert policy.network.config.policies[0].hinted
+    assert policy.network.config.policies[0].knowing
     for space in spaces[:2]:
         listed = enumerate_space(space.family, space.problem, space.device)
         exact = log_probs(policy, listed, 0.02)
@@ -246,8 +244,8 @@ def test_a_hinted_policy_is_a_distribution_and_the_same_by_steps(
 
 
 def test_hints_move_a_policy_before_it_is_trained(spaces: list[RelationSpace]) -> None:
-    def of(hinted: bool) -> float:
-        config = TrainConfig(tau=0.02, hidden=32, stages=1, hinted=hinted)
+    def of(knowing: bool) -> float:
+        config = TrainConfig(tau=0.02, hidden=32, stages=1, knowing=knowing)
         return float(np.mean(Trainer(spaces, config, 10).distances(range(len(spaces)))))
 
     assert of(True) < of(False) - 0.05
@@ -258,7 +256,7 @@ def test_what_is_known_weighs_what_it_is_worth(spaces: list[RelationSpace]) -> N
     than lies in it."""
     space, tau = spaces[0], torch.tensor([0.02])
     listed = enumerate_space(space.family, space.problem, space.device)
-    codes, worth = asked(space, longer=True)
+    codes, worth = asked(space)
     zero, weights = torch.zeros(1, dtype=torch.int64), np.exp((worth - worth.max()) / 0.02)
     name = space.decisions[2].name
     part = space.given({name: (space.decisions[2].choices[space.indices(codes)[0, 2]],)})
@@ -286,10 +284,10 @@ def test_a_policy_that_knows_all_is_its_target_before_it_is_trained(
 ) -> None:
     small = min(spaces, key=len)
     whole = Search(drawn=40 * len(small), rounds=0, kept=1)
-    monkeypatch.setattr("ptxflow.gfn.hints.LONGER", whole)
+    monkeypatch.setattr("ptxflow.gfn.hints.SEARCH", whole)
     monkeypatch.setattr("ptxflow.gfn.hints._seen", {})
     monkeypatch.setattr("ptxflow.gfn.hints._weighed", {})
-    config = TrainConfig(tau=0.02, hidden=32, stages=1, hinted=True, knowing=True)
+    config = TrainConfig(tau=0.02, hidden=32, stages=1, knowing=True)
     made = Trainer([small], config, 10)
     assert [made.distances([0], tau)[0] < 1e-4 for tau in (0.005, 0.02, 0.1)] == [True] * 3
 
@@ -300,7 +298,7 @@ def test_of_a_wide_space_the_strategies_that_differ_in_implied_decisions_are_ali
     zero, found = torch.zeros(1, dtype=torch.int64), Known.of([space], CPU)
     tau, none = torch.tensor([0.02]), zero[:, None]
     first = found.below(0, zero, zero, found.masses(zero, tau), none)
-    codes, _ = asked(space, longer=True)
+    codes, _ = asked(space)
     fixed = [d.name for d in space.decisions if d.name not in GEMM.wide.implied]
     held = [space.strategy(int(code)).get for code in codes[:20]]
     alike = [len(space.given({name: [get(name, "")] for name in fixed})) for get in held]
@@ -312,7 +310,7 @@ def test_of_a_wide_space_the_strategies_that_differ_in_implied_decisions_are_ali
     assert found.below(len(space.sizes) - 5, zero, zero, zero, none) is None
 
 
-def test_a_hinted_loss_is_that_of_stock_torchgfn(trainer: Trainer) -> None:
+def test_a_knowing_loss_is_that_of_stock_torchgfn(trainer: Trainer) -> None:
     group = trainer.groups[0]
     workload, tau = torch.zeros(16, dtype=torch.int64), torch.full((16,), 0.02)
     walk = group.walks.walk(trainer.network, workload, tau)

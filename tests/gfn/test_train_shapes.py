@@ -99,7 +99,7 @@ def test_a_stream_renews_the_workloads_of_a_training() -> None:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workloads, and questions to the model."""
     monkeypatch.setitem(PRESETS, "shapes", replace(PRESETS["shapes"], shapes=12))
-    monkeypatch.setattr(hints, "LONGER", Search(drawn=200, rounds=2, kept=8))
+    monkeypatch.setattr(hints, "SEARCH", Search(drawn=200, rounds=2, kept=8))
 
 
 @pytest.mark.usefixtures("undrawn", "few")

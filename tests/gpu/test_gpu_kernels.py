@@ -59,7 +59,8 @@ def test_kernels_are_refined_together(worker: Worker, tmp_path: Path) -> None:
         kernel, image = built(candidate), tmp_path / f"{candidate.strategy.key}.cubin"
         image.write_bytes(kernel.cubin)
         kernels.append((kernel.launch.to_json(), image))
-    todo = refine_job(definition.to_json(), {"M": 1000}, kernels, seeds=(1,), rounds=9, settle=0.1)
+    how = {"seeds": (1,), "rounds": 9, "settle": 0.1}
+    todo = refine_job(definition.to_json(), {"M": 1000}, kernels, 0.5, **how)
     outcome = worker.run(todo, 60)
     assert outcome["status"] == "ok", outcome
     assert [o["status"] for o in outcome["outcomes"]] == ["ok"] * 4

@@ -12,7 +12,7 @@ from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from tests.emulation import text_of
-from tests.families import gdn_prefill, gqa_prefill, mla
+from tests.families import dsa_sparse, gdn_prefill, gqa_prefill, mla, moe, sampling
 
 LARGE = gdn_prefill.strategy(
     chunk=32, helpers=4, stages=4, operands="pairs", solve="pairs", order="sequences"
@@ -57,6 +57,44 @@ SPILLING: dict[str, tuple[Device, Strategy, Any, str]] = {
 def test_kernels_that_would_spill_are_refused(name: str) -> None:
     dev, s, sizes, sentence = SPILLING[name]
     p = _gdn(sizes) if isinstance(sizes, int) else _mla(s, **sizes)
+    (refusal,) = family(s.family).refusals(p, s, dev)
+    assert sentence in refusal
+    assert any("registers spill" in line for line in complaints(p, s, dev))
+
+
+_ROWS: dict[str, int | str] = {"swap": 0, "up_tile": 128, "down_tile": 256, "order": "tokens"}
+_GROUP = dsa_sparse.strategy(chunk=0, tile=64, warps=8, stages=1)
+#: where a loop of known length has one turn, or a lane 32 bins: at shapes far from the definitions
+FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
+    **{
+        f"moe, {dev.name}": (
+            dev, moe.problem(1024, hidden=16384, local=4, inner=128),
+            moe.strategy(**_ROWS, **more), "sums of the second product exceed the registers",
+        )
+        for dev, more in (
+            (H200, {"tile_t": 64, "waves": 2}), (B200, {"tile_t": 128, "consumers": 2}),
+        )
+    },
+    **{
+        f"lists of one tile, {dtype}": (
+            B200, dsa_sparse.problem(heads=128, topk=16, dtype=dtype), _GROUP, SUMS
+        )
+        for dtype in ("bfloat16", "float16")
+    },
+    "sampling": (
+        B200, sampling.problem(2048),
+        sampling.strategy(
+            threads=512, vector=2, residency="reread", bits=11, copies=4, resident=3,
+            load_cache="no_allocate",
+        ),
+        "row and temporaries exceed the registers of a thread",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_kernels_that_would_spill_far_out_are_refused(name: str) -> None:
+    dev, p, s, sentence = FAR[name]
     (refusal,) = family(s.family).refusals(p, s, dev)
     assert sentence in refusal
     assert any("registers spill" in line for line in complaints(p, s, dev))

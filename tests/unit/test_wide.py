@@ -8,31 +8,40 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import B200, H200, Device
-from ptxflow.compiler.family import Decision, Wide, rule
+from ptxflow.compiler.family import Decision, Problem, Wide, rule
+from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gemm import GEMM
 from ptxflow.env.relation import relate
 from ptxflow.env.space import decision_digest, enumerate_space
 from tests.builders import gemm_problem, toy_family
+from tests.families import moe
+
+PROBLEMS = (gemm_problem(17, 4096, 4096), gemm_problem(1063, 4096, 4096), moe.problem(7))
 
 
 @pytest.mark.parametrize("device", [H200, B200])
-@pytest.mark.parametrize("m", [17, 1063])
-def test_listed_strategies_are_in_the_wide_space_under_their_keys(m: int, device: Device) -> None:
-    problem, rng = gemm_problem(m, 4096, 4096), np.random.default_rng(m)
-    listed = enumerate_space(GEMM, problem, device)
-    wide = relate(GEMM.wide, problem, device)
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_listed_strategies_are_in_the_wide_space_under_their_keys(
+    problem: Problem, device: Device
+) -> None:
+    own, rng = family(problem.family), np.random.default_rng(17)
+    listed = enumerate_space(own, problem, device)
+    wide = relate(own.wide, problem, device)
     for code in listed.sample_uniform(50, rng):
         strategy = listed.strategy(int(code))
         assert wide.strategy(wide.code(strategy)) == strategy
-    old = {d.name: d.choices for d in GEMM.decisions}
-    as_listed = wide.given(old | {n: (c,) for n, c in GEMM.wide.implied.items()})
+    old = {d.name: d.choices for d in own.decisions}
+    as_listed = wide.given(old | {n: (c,) for n, c in own.wide.implied.items()})
     assert len(listed) <= len(as_listed) < len(wide)
 
 
-def test_more_strategies_than_can_be_listed_of_which_none_names_what_is_implied() -> None:
-    wide = relate(GEMM.wide, gemm_problem(1063, 4096, 4096), H200)
-    assert len(wide) > 10**8
-    implied = GEMM.wide.implied.items()
+@pytest.mark.parametrize(("problem", "least"), [(PROBLEMS[1], 10**8), (PROBLEMS[2], 10**9)])
+def test_more_strategies_than_can_be_listed_of_which_none_names_what_is_implied(
+    problem: Problem, least: int
+) -> None:
+    wide = relate(family(problem.family).wide, problem, H200)
+    assert len(wide) > least
+    implied = wide.family.implied.items()
     for code in wide.sample_uniform(200, np.random.default_rng(0)):
         strategy = wide.strategy(int(code))
         assert not set(strategy.choices) & set(implied)
@@ -64,6 +73,6 @@ def test_a_rule_that_hides_an_implied_decision_is_refused() -> None:
     """It would be judged as if the decision were not there."""
     hides = rule("looks twice", "swap", lambda f, p, d: f.get("twice", 0) <= f.swap)
     more = Wide((Decision("twice", (0, 1), "of a test"),), (hides,))
-    family = toy_family("toy", (Decision("swap", (0, 1), ""),), (), more=more)
+    toy = toy_family("toy", (Decision("swap", (0, 1), ""),), (), more=more)
     with pytest.raises(ValueError, match="'looks twice' reads what it does not declare"):
-        relate(family.wide, gemm_problem(17, 4096, 4096), H200)
+        relate(toy.wide, gemm_problem(17, 4096, 4096), H200)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ptxflow.compiler.family import Problem
+from ptxflow.compiler.family import PartialSums, Problem, Size
 
 
 def sized(
@@ -28,6 +28,17 @@ def held_of(page_size: int, tokens: int, prefix: str = "") -> dict[str, int]:
     pages = -(-tokens // page_size)
     last = {f"{prefix}last": tokens - (pages - 1) * page_size if pages else 0}
     return {f"{prefix}begin": 0, f"{prefix}end": pages, **(last if page_size > 1 else {})}
+
+
+def summed(p: Problem, chunk: int, loads: int, warps: int = 1) -> Size:
+    """Sequences in chunks, whose numbers leave every remainder by `loads`, which a warp loads at a
+    time, end in any of `warps`, in its first turn or the second; beside one chunk, and none."""
+    turns = (3 * i % (2 * warps) for i in range(max(2, loads)))
+    each = (2 + i + loads * turn for i, turn in enumerate(turns))
+    sums = PartialSums(chunk, (1, 0, *each, 2, 3))
+    page = p["page_size"]
+    pages = sum(-(-n // page) for n in sums.lengths)
+    return Size(sized(p, len(sums.chunks), 0, pages * page), sums=sums)
 
 
 def few(count: int, most: int = 4) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.attention import few, held_of, sized
+from ptxflow.compiler.kernels.attention import few, held_of, sized, summed
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_decode import cost, decisions
 from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
@@ -16,12 +16,11 @@ from ptxflow.compiler.kernels.gqa_decode.hopper import Hopper
 from ptxflow.compiler.kernels.gqa_decode.kernel import Chunks
 from ptxflow.compiler.kernels.gqa_decode.problem import SCHEMA
 from ptxflow.compiler.kernels.gqa_decode.shape import ENTRY, STATS, Span
+from ptxflow.compiler.kernels.gqa_decode.wide import WIDE
 from ptxflow.compiler.launch import Launch, Workspace, launch_of
 from ptxflow.compiler.lower import layout
 
 MOST_EMULATED = 512  # tokens, where a ring does not need more
-MANY = 4096  # tokens of which the second kernel sums up some heads only
-SUMMED = 192  # tiles of all chunks but one that are summed, where these are more than two
 
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Hopper | Blackwell:
@@ -32,8 +31,9 @@ def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Hopper | Blackwe
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernels: chunks, then what they come to."""
-    return program(kernel(p, s, device).build(), Combine(p, s, device).build())
+    """The lowered kernels: chunks, then what they come to; or one of whole sequences."""
+    k = kernel(p, s, device)
+    return k.build() if k.entire else program(k.build(), Combine(p, s, device).build())
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -45,6 +45,8 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     stride = k.chunk // k.tiles
     filled = k.stages * stride
     lengths = (1, filled - stride, filled, filled + 1, 2 * filled + k.tile + 1)
+    if k.entire:
+        return [_shared_trip(k, n) for n in sorted({0, *lengths})]
     out = [_chunk_trip(k, n, 0) for n in sorted({min(n, k.chunk) for n in lengths} - {0})]
     out += [_chunk_trip(k, n, k.chunk) for n in (0, stride - 1)]
     pairs = max(1, c.blocks_per_cta // c.blocks)
@@ -62,7 +64,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
     """So many tokens behind those that other CTAs take; they are the sequence's only chunk where
     there are no others."""
-    values = {"batch_size": 1, "before": 1, "ctas": k.parts}
+    values = {"batch_size": 1, "before": 1, "ctas": k.parts * k.ctas}
     values |= {register.arg.name: 0 for register in k.sequences.search.starts}
     values["which"] = 0 if start else 1  # 0: place 0 is the second of its sequence
     values |= dict.fromkeys(k.every_told_row, 0)
@@ -78,9 +80,23 @@ def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
     return Trip(name, tuple((values | length).items()), written, ENTRY)
 
 
+def _shared_trip(k: Span, tokens: int) -> Trip:
+    """The first sequence, of so many tokens, by the cluster that has its first heads."""
+    values = {"batch_size": 1, "ctas": k.parts * k.ctas} | dict.fromkeys(k.every_told_row, 0)
+    rows = (k.heads - 1) * k.group + min(k.group, 8 * k.side)
+    written = (("output", rows, k.size), ("lse", rows, 1))
+    held = values | held_of(k.page_size, tokens)
+    return Trip(f"{tokens} tokens", tuple(held.items()), written, ENTRY)
+
+
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over batch_size and num_kv_indices."""
     k, c = kernel(p, s, device), Combine(p, s, device)
+    info = k.build().arg
+    shared, passed = layout(info).smem_bytes, SCALE | k.maps
+    if k.entire:
+        grid = f"batch_size * {k.parts * k.ctas}"
+        return launch_of(ENTRY, grid, info.warps, k.params, passed, shared, cluster=k.ctas)
     places = k.sequences.places()
     rows = f"{places} * {k.key_heads * k.columns}"
     blocks = f"-(-batch_size * {c.blocks_per_sequence} // {c.blocks_per_cta})"
@@ -89,11 +105,11 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     )
     floats = (("sums", k.row_floats), ("stats", STATS))
     workspace = tuple(Workspace(name, f"{rows} * {4 * n}") for name, n in floats)
-    info = k.build().arg
-    shared, grid, passed = layout(info).smem_bytes, f"{places} * {k.parts}", SCALE | k.maps
+    grid = f"{places} * {k.parts * k.ctas}"
     return launch_of(
-        ENTRY, grid, info.warps, k.params, passed, shared, then=(combine,), workspace=workspace
-    )
+        ENTRY, grid, info.warps, k.params, passed, shared, k.ctas, then=(combine,),
+        workspace=workspace,
+    )  # fmt: skip
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
@@ -102,14 +118,16 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     k = kernel(p, s, device)
     turns = (3 * k.stages + 1) * k.chunk // k.tiles
     tokens = max(min(2 * k.chunk, MOST_EMULATED), min(turns, k.chunk)) + k.tile + 3
+    if k.entire:
+        tokens = (k.stages + 2) * k.chunk + k.tile + 3
     heads = {"num_kv_heads": k.heads, "num_qo_heads": k.heads * k.group}
     return Trial(p.at(**heads, **sized(p, 3, 0, tokens, least=4)))
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two groups of key heads: a sequence of more chunks than are summed at a time; two of several;
-    many, few of which have a page, and whose look-up takes several steps, of which the last is
-    summed up."""
+    """Two groups of key heads: made sums of chunks; two sequences of several chunks; many, few of
+    which have a page, and whose look-up takes several steps, of which the last is summed up. Of
+    clusters: rings taken more than once, and several sequences."""
     k = kernel(p, s, device)
     groups = -(-k.key_heads // k.heads)
     shapes = tuple(
@@ -119,12 +137,14 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     def size(batch: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, batch, 0, tokens, least=2), None, some)
 
-    together = int(s.sum_chunks) * (int(s.sum_warps) if s.sum_split else 1)
-    many = (min(together, 8, max(2, SUMMED * k.tile // k.chunk)) + 1) * k.chunk + 5
+    if k.entire:
+        rest = k.tile + 3
+        long, short = (k.stages + 2) * k.chunk + rest, k.chunk + rest
+        return Trials(shapes, (size(1, long, (1,)), size(3, short)))
     sizes = (
-        size(1, many, () if many < MANY else (0, 8)),
+        summed(p, k.chunk, int(s.sum_chunks), int(s.sum_warps) if s.sum_split else 1),
         size(2, 3 * k.chunk + k.tile + 3),
-        size(131, 24 * k.page_size),
+        size(131, 24 * k.page_size, (8, 8) if k.ctas > 1 else ()),
     )
     return Trials(shapes, sizes)
 
@@ -135,5 +155,6 @@ GQA_DECODE = Family.of(
     decisions,
     cost,
     Kernels(build, trips, launch, trial, trials),
+    more=WIDE,
     accepts=lambda inputs: "qo_indptr" not in inputs,
 )

@@ -42,7 +42,7 @@ class Blackwell(Weights):
         issuer = GROUP_WARPS + self.stages
         issue = elect(WARP.eq(issuer), loop(var("any"), self.any, self._issue()))
         roles = [
-            role(Role("weigh", 0, GROUP_WARPS), loop(var("some"), self.any, traced(self._weigh))),
+            role(Role("weigh", 0, GROUP_WARPS), self.all_tiles(self._weigh)),
             role(Role("produce", GROUP_WARPS, self.stages), self.produce()),
             role(Role("issue", issuer, 1), issue),
         ]
@@ -50,11 +50,12 @@ class Blackwell(Weights):
         memory = (self.score_columns, self.added_columns)
         storage = (*self.tile_storage, *bars, self.broadcast, self.probs, *memory)
         # in the end warps meet when each has loaded the last sums, so that tensor memory may go
-        return finish(self.info(issuer + 1, storage), *self.find_span(), *roles, drained=True)
+        body = [*self.find_span(), *roles, *self.add_up()]
+        return finish(self.info(issuer + 1, storage), *body, drained=True)
 
     def _after_one(self, body: Body) -> Body:
         """What there is of several tiles alone."""
-        return body if self.tiles > 1 else None
+        return body if self.tiles > 1 or self.entire else None
 
     # -- multiplying ---------------------------------------------------------------------------
 
@@ -91,14 +92,12 @@ class Blackwell(Weights):
 
     def _weigh(self) -> None:
         """All tiles, and what they come to."""
-        self.begin()
         emit(self.ask_queries(), self._arrive(self.asked))
         t = var("step")
         with repeat(t, self.count):
             self._step(t)
         self._add(self.count - 1)
         emit(at.tcgen05_fence_before())
-        self.epilogue()
 
     def _step(self, t: UOp) -> None:
         """Scores to probs; before they take the place of the last ones, what those came to."""

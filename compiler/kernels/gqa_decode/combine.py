@@ -6,8 +6,6 @@ Sequences of one chunk are done; those of none get zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
@@ -15,24 +13,19 @@ from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, param, var
 from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters, when
 from ptxflow.compiler.ir.storage import slot, smem
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, QUAD_BYTES, WARP_BYTES, Shape
-from ptxflow.compiler.lower import finish
-from ptxflow.compiler.tile.softmax import MINUS_INFINITY
-from ptxflow.compiler.tile.tensors import load_global
-from ptxflow.compiler.tile.values import (
-    Float32,
-    Registers,
-    emit,
-    exp2,
-    finite_or_zero,
-    maximum,
-    repeat,
-    traced,
-    where,
+from ptxflow.compiler.kernels.gqa_decode.shape import (
+    QUAD,
+    QUAD_BYTES,
+    WARP_BYTES,
+    Handed,
+    Shape,
+    Total,
 )
+from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.tensors import load_global
+from ptxflow.compiler.tile.values import Registers, emit, repeat, traced, where
 
 ENTRY = "gqa_decode_combine"
-Handed = tuple[Float32, Float32]  # two maxima and two row sums; a block of sums
 
 
 class Combine(Shape):
@@ -42,8 +35,7 @@ class Combine(Shape):
         super().__init__(problem, s, device, Registers("c_"))
         self.warps, self.loads = int(s.sum_warps), int(s.sum_chunks)
         self.split = bool(s.sum_split)
-        self.row_max, self.row_sum = self.r.float32(2), self.r.float32(2)
-        self.sums = self.r.float32(QUAD)
+        self.total = Total(self)
         self.sequences = Sequences(self.page_size, self.chunk, "c_")
         self.handed = smem("handed", 2 * self.warps * WARP_BYTES, align=128)
         self.blocks_per_cta = 1 if self.split else self.warps
@@ -73,7 +65,7 @@ class Combine(Shape):
         emit(self.sequences.lengths(sequence), at.grid_wait() if self.s.dependent else None)
         with where(self.sequences.chunks.ne(1)):
             self._add(sequence, unit, d)
-            write = traced(self._finish, row, unit % self.columns, d)
+            write = traced(self.total.finish, row, unit % self.columns, d)
             if self.split:
                 self._hand()
                 emit(at.cta_sync(), when(WARP.eq(0), traced(self._gather), write))
@@ -86,15 +78,11 @@ class Combine(Shape):
         place = self.sequences.first_place(sequence) + i
         begin: Value = WARP * self.loads if self.split else 0
         step = self.loads * (self.warps if self.split else 1)
-        self._begin()
+        self.total.begin()
         with repeat(i, n, begin, step):
-            self._merge(
+            self.total.merge(
                 [self._load(self.unit(place + u, 0, unit), i + u < n, d) for u in range(self.loads)]
             )
-
-    def _begin(self) -> None:
-        emit(at.mov(self.row_max.slot, MINUS_INFINITY))
-        emit(at.mov(self.row_sum.slot, 0), at.mov(self.sums.slot, 0))
 
     def _load(self, row: UOp, inside: UOp, d: UOp) -> Handed:
         """What a chunk handed on; nothing where there is none."""
@@ -108,26 +96,6 @@ class Combine(Shape):
         emit(at.hide(stats[:2].slot, inside))
         return stats, sums
 
-    def _merge(self, others: Sequence[Handed]) -> None:
-        """Sums so far, and others, under the highest maximum."""
-        high = self.row_max
-        for stats, _ in others:
-            high = maximum(high, stats[:2])
-        factor = self._factor(self.row_max, high)
-        self.row_sum *= factor
-        self.sums *= factor
-        for stats, theirs in others:
-            factor = self._factor(stats[:2], high)
-            self.row_sum += stats[2:] * factor
-            theirs *= factor
-            self.sums += theirs
-        self.row_max.set(high)
-
-    @staticmethod
-    def _factor(row_max: Float32, high: Float32) -> Float32:
-        """2^(row_max - high); 1 where there is no token yet, so that zeros stay zeros."""
-        return exp2(finite_or_zero(row_max - high, high))
-
     def _place(self, warp: Value, half: int) -> tuple[UOp, UOp]:
         begin = warp * (2 * WARP_BYTES) + half * WARP_BYTES
         return slot(self.handed, 0, begin, WARP_BYTES), LANE << 4
@@ -135,21 +103,15 @@ class Combine(Shape):
     def _hand(self) -> None:
         """What the chunks of a warp come to, for warp 0."""
         stats = self.r.float32(QUAD)
-        stats[:2].set(self.row_max)
-        stats[2:].set(self.row_sum)
-        for half, held in enumerate((stats, self.sums)):
+        stats[:2].set(self.total.row_max)
+        stats[2:].set(self.total.row_sum)
+        for half, held in enumerate((stats, self.total.sums)):
             emit(at.st_shared_v4(*self._place(WARP, half), held.slot))
 
     def _gather(self) -> None:
-        self._begin()
+        self.total.begin()
         others = [(self.r.float32(QUAD), self.r.float32(QUAD)) for _ in range(self.warps)]
         for w, both in enumerate(others):
             for half, held in enumerate(both):
                 emit(at.ld_shared_v4(held.slot, *self._place(w, half)))
-        self._merge(others)
-
-    def _finish(self, row: UOp, column: UOp, d: UOp) -> None:
-        self.sums *= self.share(self.row_sum, self.row_max)
-        self.put_output(row, column, d, self.sums)
-        with where(d.eq(0)):
-            self.put_lse(row, column, self.row_sum, self.row_max)
+        self.total.merge(others)

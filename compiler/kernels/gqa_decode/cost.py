@@ -37,6 +37,8 @@ class Costs:
     sum_leave: float = 300.0  # to divide and store
     meet: float = 150.0  # where warps share a block's chunks
     early: float = 0.42  # of its start, where it is launched early
+    found: float = 500.0  # of a CTA's start, to find its chunk's sequence: an estimate, as the next
+    shared: float = 1200.0  # of a CTA whose cluster shares a sequence: two meetings, peers' sums
     uneven: float = 0.1  # how much longer the busiest SM works, if all CTAs run at once
     dram: float = 1.14  # the time of DRAM traffic over what the device's rates say
     # of a warpgroup's kernels: estimated before any ran; refitted to 584 they rank no better
@@ -58,15 +60,18 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     c = costs_of("gqa_decode", COSTS, device)
     batch, size = problem["batch_size"], problem["head_dim"]
     length = problem["num_kv_indices"] * problem["page_size"] / batch
-    per_sequence = np.ceil(length / decisions.chunk(f))
+    cluster, whole = f.get("cluster", 1), f.get("whole", 0) == 1
+    chunks = np.where(whole, 1, np.ceil(length / decisions.chunk(f)))
+    per_sequence = chunks * cluster  # CTAs
     side = decisions.columns_of_warp(f, problem)
     blocks = batch * per_sequence * (problem["num_kv_heads"] // f.heads * columns(problem) // side)
     tokens, units = decisions.rings(f) * f.tile, f.heads * side  # of a step
-    steps = np.ceil(np.minimum(length / per_sequence, decisions.chunk(f)) / tokens)
+    most = np.where(whole, length, decisions.chunk(f) / cluster)
+    steps = np.ceil(np.minimum(length / per_sequence, most) / tokens)
     resident = decisions.resources(f, problem, device).occupancy
     uneven = problem["num_kv_indices"] % batch > 0
     row_bytes = f.heads * size * ELEMENT
-    handed = np.where(per_sequence > 1, blocks * units * (size * 32 + 64), 0)
+    handed = np.where(chunks > 1, blocks / cluster * units * (size * 32 + 64), 0)
     alone = f.mma == decisions.SYNC
     apart = np.where(f.arrival == decisions.APART, c.apart, 0)
     return Demand(
@@ -80,13 +85,22 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         smem_bytes=4 * tokens * row_bytes,
         l2_bytes=2 * tokens * row_bytes,
         issue_cycles=np.where(alone, c.step, c.turn * (1 - c.under * device.has_tmem)) - apart,
-        epilogue_cycles=c.leave + c.warp * f.warps,
+        epilogue_cycles=c.leave + c.warp * f.warps + c.shared * (cluster > 1),
         dram_bytes=problem.bytes * c.dram + 0.5 * handed,
-        setup_cycles=c.start,
+        setup_cycles=c.start - c.found * whole,
         special=tokens * units * COLUMNS,
-        imbalance=1 + c.uneven * uneven / np.maximum(blocks / (device.sms * resident), 0.25),
-        following=_second(f, problem, device, c, per_sequence),
+        imbalance=np.where(whole, _longest(problem), 1)
+        + c.uneven * uneven / np.maximum(blocks / (device.sms * resident), 0.25),
+        following=_second(f, problem, device, c, chunks),
     )
+
+
+def _longest(problem: Problem) -> float:
+    """The longest sequence over the mean: all alike, or as far as axes say, exponential, or within
+    a factor of three; one that holds half of all tokens counts as exponential."""
+    batch = problem["batch_size"]
+    rest = problem["num_kv_indices"] % batch
+    return 1.0 if not rest else 1.5 if rest % 3 == 0 else max(1.5, math.log(batch) + 0.58)
 
 
 def _of_warps(f: Fields, problem: Problem, c: Costs, resident: Any) -> Any:
@@ -119,6 +133,7 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) 
     per_sequence = problem["num_kv_heads"] * columns(problem) * (size // decisions.MMA_DIMS)
     together = np.where(f.sum_split == 1, f.sum_warps, 1)  # warps of a block
     blocks = -(-problem["batch_size"] * per_sequence * together // f.sum_warps)
+    blocks = np.where(f.get("whole", 0) == 1, 0, blocks)
     resident = np.minimum(device.warps_per_sm // f.sum_warps, device.blocks_per_sm)
     several = chunks > 1
     loaded = np.where(several, np.minimum(f.sum_chunks * together, chunks), 1)  # chunks of a step

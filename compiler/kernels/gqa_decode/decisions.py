@@ -54,6 +54,13 @@ DECISIONS = (
 )
 
 
+GROUP = "asynchronous MMAs are a warpgroup's, of 64 tokens or more"
+TWO_STAGES = "a ring that other warps fill has two stages at least, where there are two tiles"
+LONGEST = "a chunk is no longer than the longest sequence there can be"
+FULL_RING = "a ring has no more stages than its warp has tiles"
+SHARED = "the rings exceed the shared memory of a CTA"
+
+
 def columns_of_warp(f: Fields, problem: Problem) -> Any:
     """How many columns a warp has sums for: all, unless they would take half its registers."""
     many = problem["head_dim"] * columns(problem) > 256
@@ -66,8 +73,9 @@ def rings(f: Fields) -> Any:
 
 
 def chunk(f: Fields) -> Any:
-    """Tokens of a CTA."""
-    return rings(f) * f.tile * f.tiles
+    """Tokens of a CTA, or of a cluster that shares them; where it takes whole sequences, of a step
+    of it."""
+    return f.get("cluster", 1) * rings(f) * f.tile * f.tiles
 
 
 def pitch(f: Fields, problem: Problem) -> Any:
@@ -136,9 +144,17 @@ def boxes(problem: Problem, tile: Any) -> Any:
 
 
 def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
-    """Of all rings, where what warps hand to each other takes their place; or of a"""
+    """Of all rings, where what warps hand to each other takes their place; or of a warpgroup's; and
+    what the CTAs of a cluster hand to each other."""
     rings = 2 * f.stages * f.warps * stage_bytes(f, problem)
-    return np.where(f.mma == SYNC, rings, group_smem_bytes(f, problem, device))
+    own = np.where(f.mma == SYNC, rings, group_smem_bytes(f, problem, device))
+    units = f.heads * columns_of_warp(f, problem)
+    return own + (f.get("cluster", 1) > 1) * _up(units * part_bytes(problem), 1024)
+
+
+def part_bytes(problem: Problem) -> int:
+    """Of a unit's sums, maxima and row sums."""
+    return problem["head_dim"] // MMA_DIMS * 16 * WARP + 64
 
 
 def copies(f: Fields, problem: Problem) -> Any:
@@ -175,12 +191,12 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
 
 RULES = (
     rule(
-        "asynchronous MMAs are a warpgroup's, of 64 tokens or more",
+        GROUP,
         "mma warps tile",
         lambda f, p, d: (f.mma == SYNC) | ((f.warps == GROUP_WARPS) & (f.tile >= ROWS)),
     ),
     rule(
-        "a ring that other warps fill has two stages at least, where there are two tiles",
+        TWO_STAGES,
         "mma tiles stages",
         lambda f, p, d: (f.mma == SYNC) | (f.stages > 1) | (f.tiles == 1),
     ),
@@ -205,12 +221,12 @@ RULES = (
         lambda f, p, d: f.warps <= p["head_dim"] // MMA_DIMS,
     ),
     rule(
-        "a ring has no more stages than its warp has tiles",
+        FULL_RING,
         "tiles stages",
         lambda f, p, d: f.stages <= f.tiles,
     ),
     rule(
-        "a chunk is no longer than the longest sequence there can be",
+        LONGEST,
         "mma warps tile tiles",
         lambda f, p, d: (
             (chunk(f) <= p["num_kv_indices"] * p["page_size"])
@@ -218,7 +234,7 @@ RULES = (
         ),
     ),
     rule(
-        "the rings exceed the shared memory of a CTA",
+        SHARED,
         "mma warps tile heads stages arrival",
         lambda f, p, d: smem_bytes(f, p, d) <= d.smem_per_block,
     ),

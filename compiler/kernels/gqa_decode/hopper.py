@@ -7,36 +7,33 @@ stay in registers.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import Role, UOp, loop, role, var, when
+from ptxflow.compiler.ir import Role, UOp, role, var, when
 from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS
 from ptxflow.compiler.kernels.gqa_decode.probs import MEET, THREADS, Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import wgmma
-from ptxflow.compiler.tile.values import emit, repeat, traced
+from ptxflow.compiler.tile.values import emit, repeat
 
 
 class Hopper(Weights):
     """The kernel."""
 
     def build(self) -> UOp:
-        multiply = loop(var("some"), self.any, traced(self._multiply))
         roles = [
-            role(Role("multiply", 0, GROUP_WARPS), multiply),
+            role(Role("multiply", 0, GROUP_WARPS), self.all_tiles(self._multiply)),
             role(Role("produce", GROUP_WARPS, self.stages), self.produce()),
         ]
+        body = [*self.find_span(), *roles, *self.add_up()]
         storage = (*self.tile_storage, self.broadcast, self.probs)
-        info = self.info(GROUP_WARPS + self.stages, storage)
-        return finish(info, *self.find_span(), *roles)
+        return finish(self.info(GROUP_WARPS + self.stages, storage), *body)
 
     def _multiply(self) -> None:
         """All tiles."""
-        self.begin()
         emit(self.ask_queries(), at.named_sync(id=MEET, threads=THREADS))
         t = var("step")
         with repeat(t, self.count):
             self._step(t)
-        self.epilogue()
 
     def _step(self, t: UOp) -> None:
         ring = self.rings[VALUES]

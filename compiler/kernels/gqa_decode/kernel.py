@@ -43,6 +43,7 @@ from ptxflow.compiler.tile.values import (
     UInt32,
     emit,
     exp2,
+    finite_or_zero,
     maximum,
     repeat,
     traced,
@@ -167,11 +168,14 @@ class Chunks(Span):
         self.merged = [r.float32(QUAD) if s.warps > 1 else own for own in self.stats]
         self.ring = Ring(self, self.sequences, self.head)
         # whether a stage of the ring takes more than one tile
-        self._goes_on = self.tiles > self.stages
+        self._goes_on = self.entire or self.tiles > self.stages
 
     def build(self) -> UOp:
         start = self.start
         body = [*self.find_span(), when(start < self.tokens, traced(self._chunk, start))]
+        if self.all_leave:
+            body = [*self.find_span(), *traced(self._begin), *body[-1:], *traced(self._leave)]
+        body += self.add_up()
         return finish(self.info(self.warps, (self.ring.keys, self.ring.values)), *body)
 
     # -- the whole -----------------------------------------------------------------------------
@@ -180,7 +184,7 @@ class Chunks(Span):
         """Rows of the first tiles are asked for before anything else, the pages of all at once."""
         stride = self.warps * self.tile
         first = start + WARP * self.tile
-        tiles = ((self.tokens + (stride - 1) - first) // stride).min(self.tiles)
+        tiles = ((self.tokens + (stride - 1) - first) // stride).min(self.most)
         firsts = [first + t * stride for t in range(self.stages)]
         ahead = first + self.stages * stride
         t, ring = var("tile"), self.ring
@@ -194,12 +198,17 @@ class Chunks(Span):
         with where(const(0) < tiles):
             self._load_queries()
             self.softmax[0].constants()
+        if not self.all_leave:
+            self._begin()
+        with repeat(t, tiles, rolled=True):
+            self._step(t, tiles, first + t * stride)
+        if not self.all_leave:
+            self._leave()
+
+    def _begin(self) -> None:
         for softmax in self.softmax:
             softmax.begin()
         emit(at.mov(self.sums.slot, 0))
-        with repeat(t, tiles, rolled=True):
-            self._step(t, tiles, first + t * stride)
-        self._leave()
 
     def _step(self, t: UOp, tiles: UOp, first: UOp) -> None:
         """A tile; then the one that takes its place in the ring is asked for."""
@@ -347,7 +356,12 @@ class Chunks(Span):
         for w, theirs in enumerate(self.theirs):
             emit(at.ld_shared_v4(theirs.slot, *self._handed_stats(w, u), unread="dst"))
             row_max.set(maximum(row_max, theirs[:2]))
-        self.factors = [exp2(theirs[:2] - row_max) for theirs in self.theirs]
+        self.factors = list[Float32]()
+        for theirs in self.theirs:
+            less = theirs[:2] - row_max
+            if self.all_leave:  # there may be no token
+                less = finite_or_zero(less, row_max)
+            self.factors.append(exp2(less))
 
     def add_probs(self, u: int) -> None:
         """The row sums of all warps, where there are several."""

@@ -7,15 +7,15 @@ their own, so they broadcast their maxima, and in the end their row sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from typing import TypeVar
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param
-from ptxflow.compiler.ir.statements import Body, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, var
+from ptxflow.compiler.ir.statements import Body, loop, when
 from ptxflow.compiler.ir.storage import anywhere, part, slot, smem
 from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
@@ -30,7 +30,7 @@ from ptxflow.compiler.tile.softmax import (
     Reduction,
     logit_scale,
 )
-from ptxflow.compiler.tile.values import Float32, Vector, emit, where
+from ptxflow.compiler.tile.values import Float32, Vector, emit, trace, traced, where
 
 MEET = 1  # named barrier of the warpgroup
 THREADS = 32 * GROUP_WARPS
@@ -131,9 +131,21 @@ class Weights(Tiles):
             anywhere("q"),
         )
 
-    def begin(self) -> None:
-        self.scale = logit_scale(self.r)
-        self.softmax.constants()
+    def all_tiles(self, work: Callable[[], None]) -> list[UOp]:
+        """The warpgroup's role: what it does where the CTA has a tile; of a cluster that shares a
+        sequence those without have sums, too."""
+        with trace() as some:
+            self.scale = logit_scale(self.r)
+            self.softmax.constants()
+            begin = traced(self._reset)
+            emit(None if self.all_leave else begin)
+            work()
+            epilogue = traced(self.epilogue)
+            emit(None if self.all_leave else epilogue)
+        taken = loop(var("some"), self.any, some)
+        return [*begin, taken, *epilogue] if self.all_leave else [taken]
+
+    def _reset(self) -> None:
         self.softmax.begin()
         emit(at.mov(self.sums.slot, 0))
 

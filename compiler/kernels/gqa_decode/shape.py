@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import (
+    CTA_RANK,
     CTAID,
     LANE,
     WARP,
@@ -24,22 +26,26 @@ from ptxflow.compiler.ir.nodes import (
     special,
     value,
 )
-from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
-from ptxflow.compiler.ir.storage import global_tensor, rectangle
+from ptxflow.compiler.ir.statements import KernelInfo, Params, Role, parameters, role, when
+from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, chunk, columns_of_warp
 from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as LANES
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.launch import Param
+from ptxflow.compiler.tile.softmax import MINUS_INFINITY
 from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import (
     Float32,
     Registers,
     emit,
+    exp2,
     finite_or_zero,
     log2,
+    maximum,
     reciprocal,
+    trace,
     where,
 )
 
@@ -47,6 +53,7 @@ ENTRY = "gqa_decode"
 CACHES = parameters("k_cache v_cache: ptr")
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 QUAD_BYTES, WARP_BYTES = 4 * QUAD, 4 * QUAD * LANES
+Handed = tuple[Float32, Float32]  # two maxima and two row sums; a block of sums
 STATS = 4 * QUAD  # of a row of `stats`: two maxima and sums of four lanes
 
 
@@ -81,6 +88,14 @@ class Shape:
         where = rectangle(global_tensor("sums"), row, d * width, 1, width)
         return (row * self.blocks + d) * LANES + LANE, where
 
+    def keep_sums(self, row: UOp, d: UOp, sums: Float32) -> None:
+        index, place = self.sums_at(row, d)
+        emit(store_global("sums", index, sums.slot, place, element=QUAD_BYTES))
+
+    def keep_stats(self, row: UOp, stats: Float32) -> None:
+        index, place = self.stats_at(row, LANE)
+        emit(store_global("stats", index, stats.slot, place, LANE < QUAD, element=QUAD_BYTES))
+
     # -- the output ----------------------------------------------------------------------------
 
     @staticmethod
@@ -113,8 +128,62 @@ class Shape:
             emit(store_global("lse", row + head, lse[i].slot, place, inside))
 
 
+class Total:
+    """Sums of a block under a highest maximum, added up from several of them."""
+
+    def __init__(self, shape: Shape):
+        self.shape, r = shape, shape.r
+        self.row_max, self.row_sum = r.float32(2), r.float32(2)
+        self.sums = r.float32(QUAD)
+
+    def begin(self) -> None:
+        emit(at.mov(self.row_max.slot, MINUS_INFINITY))
+        emit(at.mov(self.row_sum.slot, 0), at.mov(self.sums.slot, 0))
+
+    def merge(self, others: Sequence[Handed]) -> None:
+        """Sums so far, and others, under the highest maximum."""
+        high = self.row_max
+        for stats, _ in others:
+            high = maximum(high, stats[:2])
+        factor = self._factor(self.row_max, high)
+        self.row_sum *= factor
+        self.sums *= factor
+        for stats, theirs in others:
+            factor = self._factor(stats[:2], high)
+            self.row_sum += stats[2:] * factor
+            theirs *= factor
+            self.sums += theirs
+        self.row_max.set(high)
+
+    @staticmethod
+    def _factor(row_max: Float32, high: Float32) -> Float32:
+        """2^(row_max - high); 1 where there is no token yet, so that zeros stay zeros."""
+        return exp2(finite_or_zero(row_max - high, high))
+
+    def finish(self, row: UOp, column: UOp, d: UOp) -> None:
+        """To the output: see `put_output`."""
+        shape = self.shape
+        self.sums *= shape.share(self.row_sum, self.row_max)
+        shape.put_output(row, column, d, self.sums)
+        with where(d.eq(0)):
+            shape.put_lse(row, column, self.row_sum, self.row_max)
+
+    def hand_on(self, row: UOp, d: UOp) -> None:
+        """To the workspace, as the sums of one token whose score is the lse: all warps of a unit
+        divide, and read what one tells."""
+        shape = self.shape
+        self.sums *= shape.share(self.row_sum, self.row_max)
+        shape.keep_sums(row, d, self.sums)
+        with where(d.eq(0)):
+            stats = shape.r.float32(QUAD)
+            stats[:2].set(log2(self.row_sum) + self.row_max)
+            emit(at.mov(stats[2:].slot, float_bits(1.0)))
+            shape.keep_stats(row, stats)
+
+
 class Span(Shape):
-    """A chunk of a sequence, for some key heads and columns of their query heads."""
+    """A chunk of a sequence, for some key heads and columns of their query heads; of a cluster that
+    shares one, a CTA's part of it: tiles side by side."""
 
     warps: int  # that multiply
 
@@ -128,15 +197,24 @@ class Span(Shape):
         self.caches = CACHES  # parameters by which keys and values are found
         self.maps = dict[str, Param]()  # tensor maps by parameter
         self.every_told_row = list[str]()  # registers that hold rows of the caches
-        # CTAs of a chunk
+        # CTAs of a chunk, or clusters of a sequence
         self.parts = self.key_heads // self.heads * (self.columns // self.side)
+        self.ctas = int(s.get("cluster", 1))  # of a cluster that shares a chunk
+        self.entire = bool(s.get("whole", 0))  # a cluster takes a whole sequence
+        #: those without tokens have something to say, too
+        self.all_leave = self.entire or self.ctas > 1
         self.place, share = self._split_ctas()
         sides = self.columns // self.side
         self.head, self.column = share // sides * self.heads, share % sides * self.side
-        self.find, self.sequence = self.sequences.find(self.place, param("batch_size"))
         self.tokens = self.sequences.tokens
-        # the chunk's first token, of the sequence's
-        self.start = (self.place - self.sequences.first_place(self.sequence)) * self.chunk
+        # the most tiles of a warp or warpgroup, and the first token, of the sequence's
+        self.most = value(self.tiles)
+        self.start = self._find_start()
+        self.handed = [
+            smem(f"handed_{name}", self.heads * self.side * size, align=128)
+            for name, size in (("sums", self.blocks * WARP_BYTES), ("stats", QUAD * QUAD_BYTES))
+            if self.ctas > 1
+        ]
 
     # -- the kernel ----------------------------------------------------------------------------
 
@@ -144,22 +222,42 @@ class Span(Shape):
     def params(self) -> Params:
         begin, *last = self.sequences.tables
         tables = " ".join((begin, "kv_indices", *last))
-        left = f"{tables} sums stats output lse: ptr, sm_scale batch_size: u32"
+        between = "" if self.entire else "sums stats "
+        left = f"{tables} {between}output lse: ptr, sm_scale batch_size: u32"
         return (*parameters("q: ptr"), *self.caches, *parameters(left))
 
     def info(self, warps: int, storage: Sequence[UOp]) -> KernelInfo:
         """Of a CTA of so many warps, with storage beside registers."""
-        storage = (*storage, *self.sequences.storage, *self.r.storage)
-        return KernelInfo(ENTRY, self.device.arch, warps, 1, self.params, storage)
+        found = self.sequences.bounds if self.entire else self.sequences.storage
+        storage = (*storage, *self.handed, *found, *self.r.storage)
+        return KernelInfo(ENTRY, self.device.arch, warps, self.ctas, self.params, storage)
 
     # -- which chunk ---------------------------------------------------------------------------
 
     def _split_ctas(self) -> tuple[UOp, UOp]:
-        """A CTA's chunk, and which of its parts."""
+        """A CTA's chunk, or a cluster's sequence, and which of its parts."""
+        mine = CTAID // self.ctas if self.ctas > 1 else CTAID
         if self.s.order == "heads":
-            return CTAID // self.parts, CTAID % self.parts
-        places = special("ctas") // self.parts
-        return CTAID % places, CTAID // places
+            return mine // self.parts, mine % self.parts
+        places = special("ctas") // (self.parts * self.ctas)
+        return mine % places, mine // places
+
+    def _find_start(self) -> UOp:
+        """Which sequence this is, and where in it the CTA begins: a cluster's CTAs have as many
+        tiles each."""
+        self.find, self.sequence, self.chunk_start = list[UOp](), self.place, const(0)
+        if not self.entire:
+            self.find, self.sequence = self.sequences.find(self.place, param("batch_size"))
+            own = self.place - self.sequences.first_place(self.sequence)
+            self.chunk_start = own * self.chunk  # token of the chunk
+        if not self.all_leave:
+            return self.chunk_start
+        left = self.tokens - self.tokens.min(self.chunk_start)
+        left = left if self.entire else left.min(self.chunk)
+        step = self.chunk // self.tiles  # of the cluster
+        self.most = (left + (step - 1)) // step
+        rank = CTA_RANK if self.ctas > 1 else const(0)
+        return self.chunk_start + rank * self.most * (step // self.ctas)
 
     def find_span(self) -> list[UOp]:
         """Every warp finds the sequence, and its length."""
@@ -169,7 +267,7 @@ class Span(Shape):
             *self.sequences.lengths(self.sequence),
         ]
 
-    def query_row(self, h: int) -> UOp:
+    def query_row(self, h: Value) -> UOp:
         """The first query head of a key head, of all sequences' query heads."""
         return self.sequence * self.query_heads + (self.head + h) * self.group
 
@@ -195,7 +293,11 @@ class Span(Shape):
         return WARP + i * self.warps if self.warps > 1 else const(i)
 
     def put(self, u: int) -> None:
-        """A unit to the output, where the chunk is its sequence's only one, or to the workspace."""
+        """A unit to the output, where the chunk is its sequence's only one, or to the workspace;
+        or to where the CTAs of a cluster find it."""
+        if self.all_leave:
+            (self._put_output if self.ctas == 1 else self._hand_on)(u)
+            return
         with where(self.tokens < self.chunk + 1):
             self._put_output(u)
         with where(self.tokens >= self.chunk + 1):
@@ -216,14 +318,62 @@ class Span(Shape):
         with where(WARP.eq(teller)):
             self.put_lse(row, column, row_sum, row_max)
 
+    # -- of a cluster that shares a sequence --------------------------------------------------
+
+    def handed_sums(self, index: Value) -> tuple[UOp, UOp]:
+        """Where a lane's part of a block lies, of all units'."""
+        return slot(self.handed[0], 0, value(index) * WARP_BYTES, WARP_BYTES), LANE << 4
+
+    def handed_stats(self, u: Value) -> tuple[UOp, UOp]:
+        size = QUAD * QUAD_BYTES
+        return slot(self.handed[1], 0, value(u) * size, size), (LANE & 3) << 4
+
+    def _hand_on(self, u: int) -> None:
+        for i in self.mine:
+            place = self.handed_sums(self.block(i) + u * self.blocks)
+            emit(at.st_shared_v4(*place, self.whole(u, i).slot))
+        with where(WARP.eq(u % self.warps)):
+            self.add_probs(u)
+            emit(at.st_shared_v4(*self.handed_stats(u), self.all_stats(u).slot))
+
+    def add_up(self) -> list[UOp]:
+        """What follows the roles: every warp adds up some blocks of all CTAs' sums."""
+        if self.ctas == 1:
+            return []
+        blocks, warps = len(self.units) * self.blocks, self.ctas * self.warps
+        with trace() as body:
+            for first in range(0, blocks, warps):
+                index = CTA_RANK * self.warps + WARP + first
+                with where(index < blocks if first + warps > blocks else None):
+                    self._add_block_of_all(index)
+        there = body if self.entire else when(self.chunk_start < self.tokens, body)
+        reduce = role(Role("reduce", 0, self.warps), there)
+        return [at.cluster_arrive(), at.cluster_wait(), reduce]
+
+    def _add_block_of_all(self, index: UOp) -> None:
+        u, d = index // self.blocks, index % self.blocks
+        total, held = Total(self), list[Handed]()
+        for rank in range(self.ctas):
+            stats, sums = self.r.float32(QUAD), self.r.float32(QUAD)
+            emit(at.ld_peer_v4(stats.slot, *self.handed_stats(u), rank))
+            emit(at.ld_peer_v4(sums.slot, *self.handed_sums(index), rank))
+            held.append((stats, sums))
+        total.begin()
+        total.merge(held)
+        h, column = u // self.side, self.column + u % self.side
+        if self.entire:
+            total.finish(self.query_row(h), column, d)
+            return
+        with where(self.tokens < self.chunk + 1):
+            total.finish(self.query_row(h), column, d)
+        with where(self.tokens >= self.chunk + 1):
+            total.hand_on(self.unit(self.place, self.head + h, column), d)
+
     def _put_sums(self, u: int) -> None:
         h, c = self.units[u]
         row = self.unit(self.place, self.head + h, self.column + c)
         for i in self.mine:
-            index, place = self.sums_at(row, self.block(i))
-            emit(store_global("sums", index, self.whole(u, i).slot, place, element=QUAD_BYTES))
-        index, place = self.stats_at(row, LANE)
+            self.keep_sums(row, self.block(i), self.whole(u, i))
         with where(WARP.eq(u % self.warps)):
             self.add_probs(u)
-            stats = self.all_stats(u).slot
-            emit(store_global("stats", index, stats, place, LANE < QUAD, element=QUAD_BYTES))
+            self.keep_stats(row, self.all_stats(u))

@@ -62,7 +62,7 @@ class Tiles(Span):
         # 1 where the CTA has a tile, else 0: MMAs may stand in a loop, and under no condition
         self.any = self.left.min(1)
         # tiles of the CTA
-        self.count = ((self.left + (self.tile - 1)) // self.tile).min(self.tiles)
+        self.count = ((self.left + (self.tile - 1)) // self.tile).min(self.most)
         self.producer = WARP - GROUP_WARPS
         self.box = WIDE, min(self.page_size, self.tile) if self.boxed else 1
         # how many times four rows are gathered at a time

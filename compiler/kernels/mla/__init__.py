@@ -8,7 +8,7 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.attention import held_of, sized
+from ptxflow.compiler.kernels.attention import held_of, sized, summed
 from ptxflow.compiler.kernels.mla import cost, decisions
 from ptxflow.compiler.kernels.mla.attend import Attend
 from ptxflow.compiler.kernels.mla.blackwell import DIMS, Blackwell
@@ -28,7 +28,6 @@ from ptxflow.compiler.kernels.mla.span import Work
 from ptxflow.compiler.launch import Launch
 
 Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns
-MOST_SUMMED = 3072  # tokens of which all chunks are emulated
 LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
 
 
@@ -194,10 +193,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Heads of full size: a sequence of more chunks than are summed at a time; some of several
-    chunks or parts; many, few of which have tokens, and whose look-up takes several steps; a ring
-    beyond its 32nd turn, in prefill under queries that see one token of the last tile or none,
-    which ends a last part that is a tile shorter, or an odd number of tiles."""
+    """Heads of full size: made sums of chunks; sequences of several chunks or parts; many, few of
+    which have tokens, and whose look-up takes several steps; a ring beyond its 32nd turn, in
+    prefill under queries that see one token of the last tile or none, which ends a last part that
+    is a tile shorter, or an odd number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
@@ -207,12 +206,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     turn = (2 * k.stages + 1) * k.tile + 3
     cut = 2 * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 3)
-    many = min((int(s.sum_chunks) + 1) * k.chunk, MOST_SUMMED) + 5
     share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
     tiles = share * k.cut - (k.cut > 1)
     sizes = (
         *([size(1, 2 * k.queries - 1, 4 * k.tile + 1)] if k.cut <= 2 and not k.decodes else []),
-        *([size(1, 1, many, (0, 8))] if 0 < 2 * k.chunk < many else []),
+        *([summed(p, k.chunk, int(s.sum_chunks))] if k.chunk else []),
         size(3, 2 * k.queries + 3, cut),
         size(34, 12, 10 * page, (0 if k.cut == 1 else 32, 8)),
         size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),

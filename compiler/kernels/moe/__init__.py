@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.ir.statements import body_of, with_body
 from ptxflow.compiler.kernels.moe import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.moe.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.moe.combine import Combine
 from ptxflow.compiler.kernels.moe.decisions import JOINED
 from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, SCHEMA
 from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute, Route
+from ptxflow.compiler.kernels.moe.wide import AT_END, AT_START, WIDE
 from ptxflow.compiler.launch import Given, InputParam, Launch, evaluate, launch_of
 
 #: blocks of hidden and of inner sizes on which kernels are emulated, cheap ones first
@@ -35,11 +38,15 @@ def products(p: Problem, s: Strategy, device: Device) -> tuple[Products, Product
 
 
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
-    """The lowered kernels: routing, places, both products, the sum over experts."""
+    """The lowered kernels: routing, places, both products, the sum over experts; each lets the
+    next one begin when it does, or as it ends."""
     up, down = products(p, s, device)
     route = [] if s.route == JOINED else [Route(p, s, device).build()]
     place, total = Permute(p, s, device).build(), Combine(p, s, device).build()
-    return program(*route, place, up.build(), down.build(), total)
+    before = [*route, place, up.build(), down.build()]
+    if s.get("trigger", AT_END) == AT_START:
+        before = [with_body(k, (at.grid_launch_dependents(), *body_of(k))) for k in before]
+    return program(*before, total)
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -61,7 +68,8 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
         out += _of_product(product)
     total = Combine(p, s, device)
     held = tuple((total.value(f"row{i}_").arg[0], 0) for i in range(8))
-    out.append(Trip("a token", held, (("output", 1, total.hidden),), COMBINE))
+    columns = total.hidden if total.parts == 1 else min(total.hidden, total.columns)
+    out.append(Trip("a token", held, (("output", 1, columns),), COMBINE))
     return out
 
 
@@ -70,12 +78,18 @@ def _of_product(g: Products) -> list[Trip]:
     plan.append((1, 2 * g.stages + 1))
     out = []
     for steps, tiles in plan:
-        prefix = "u_" if g.up else "d_"
+        prefix, whose = ("u_", "cpf") if g.up else ("d_", "cp")
         names = {"tiles": tiles, "c_left": g.tile_t, "p_left": g.tile_t}
-        names |= {f"{who}_{n}": 0 for who in "cp" for n in ("expert", "row", "weight")}
+        names |= {f"{who}_{n}": 0 for who in whose for n in ("expert", "row", "weight")}
         names |= {f"token{i}_": 0 for i in range(g.lines)}
         values = {f"{prefix}{name}": n for name, n in names.items()}
-        values |= {"steps": steps, "tiles_w": 1, "seq_len": g.tile_t, "rows": g.tile_t}
+        values |= {
+            "steps": steps,
+            "tiles_w": 1,
+            "tiles_ahead": 2,
+            "seq_len": g.tile_t,
+            "rows": g.tile_t,
+        }
         written: tuple[tuple[str, int, int], ...] = ()
         if tiles:
             width = g.tile_w // 2 if g.up else g.tile_w
@@ -98,7 +112,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
         ),
         *(product.launch() for product in products(p, s, device)),
         launch_of(
-            COMBINE, "seq_len", total.warps, total.params, SCALARS, dependent=total.dependent
+            COMBINE, total.grid, total.warps, total.params, SCALARS, dependent=total.dependent
         ),
     )
     first, *following = steps[1:] if place.joined else steps
@@ -109,7 +123,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """A few local experts of few blocks: rings past their first turn where they are short, tails of
     row tiles, an expert without tokens."""
     inner = max(BLOCK, int(s.up_tile) // 2)
-    hidden = max(3 * BLOCK, int(s.down_tile))
+    hidden = max(max(3, s.lag + 1) * BLOCK, int(s.down_tile))
     hidden = -(-hidden // int(s.down_tile)) * int(s.down_tile)
     tokens = min(int(s.tile_t), 32) + 5
     return Trial(_sized(p, tokens, 3, hidden, inner))
@@ -129,7 +143,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     own = dict(p.axes)
     shapes = []
     for blocks, inner in SHAPES:
-        if blocks * BLOCK % int(s.down_tile) or 2 * inner * BLOCK % int(s.up_tile):
+        whole = blocks * BLOCK % int(s.down_tile) or 2 * inner * BLOCK % int(s.up_tile)
+        if whole or blocks <= s.lag:
             continue
         sized = dict(
             _sized(p, 1, min(4, own["num_local_experts"]), blocks * BLOCK, inner * BLOCK).axes
@@ -148,4 +163,6 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     return Trials(tuple(shapes), sizes)
 
 
-MOE = Family.of(SCHEMA, ("moe",), decisions, cost, Kernels(build, trips, launch, trial, trials))
+MOE = Family.of(
+    SCHEMA, ("moe",), decisions, cost, Kernels(build, trips, launch, trial, trials), more=WIDE
+)

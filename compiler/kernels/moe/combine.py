@@ -21,34 +21,44 @@ VECTOR = 16  # bytes that a lane loads
 
 
 class Combine(Shape):
-    """A CTA for each token."""
+    """A CTA for each token, or `parts` of them, which take groups of columns in turn."""
 
     params = parameters("places shares partial output: ptr")
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, "s_")
         self.warps: int = s.sum_warps
+        self.parts = int(s.get("sum_ctas", 1))
+        self.token = CTAID // self.parts
         self.element = PARTIAL_BYTES[s.partials]
         self.held = VECTOR // self.element  # columns of a lane
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        wide = 32 * self.held
         turn = var("turn")
-        steps = -(-self.hidden // (wide * self.warps))
-        column = (turn * self.warps + WARP) * wide
+        steps = -(-self.hidden // (self.columns * self.parts))
+        column = ((turn * self.parts + CTAID % self.parts) * self.warps + WARP) * (32 * self.held)
         body: list[Body] = [self.wait(), *self._choices()]
         body.append(loop(turn, steps, self._columns(column), rolled=True))
         arch, late, storage = self.device.arch, self.dependent, self.r.storage
         info = KernelInfo(ENTRY, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)
 
+    @property
+    def grid(self) -> str:
+        return "seq_len" if self.parts == 1 else f"seq_len * {self.parts}"
+
+    @property
+    def columns(self) -> int:
+        """That a CTA takes at a time."""
+        return 32 * self.held * self.warps
+
     def _choices(self) -> list[Body]:
         """The token's rows and shares."""
         return [
             [
-                self.word(f"row{i}_", "places", CTAID * CHOSEN + i),
-                self.word(f"share{i}_", "shares", CTAID * CHOSEN + i),
+                self.word(f"row{i}_", "places", self.token * CHOSEN + i),
+                self.word(f"share{i}_", "shares", self.token * CHOSEN + i),
             ]
             for i in range(CHOSEN)
         ]
@@ -81,8 +91,8 @@ class Combine(Shape):
                 values = wide
             adds.append(at.fma_f32(total, values, r(f"share{i}_", 1), total))
         out = r("rounded", self.held // 2)
-        place = rectangle(global_tensor("output"), CTAID, first, 1, 32 * self.held)
-        index = CTAID * self.hidden + column
+        place = rectangle(global_tensor("output"), self.token, first, 1, 32 * self.held)
+        index = self.token * self.hidden + column
         return [
             loads,
             at.mov(total, 0),

@@ -15,12 +15,13 @@ import numpy as np
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of, either
-from ptxflow.compiler.kernels.moe import decisions
+from ptxflow.compiler.kernels.moe import decisions, wide
 from ptxflow.compiler.kernels.moe.problem import BLOCK, CHOSEN, EXPERTS, mean_rows, touched
 from ptxflow.compiler.kernels.moe.routing import PLACE_WARPS, TOKENS
 from ptxflow.compiler.kernels.waves import choices, compared, spread
 
 TILES, WIDTHS = choices(decisions.DECISIONS, "tile_t"), choices(decisions.DECISIONS, "up_tile")
+TILE_ROWS = choices(wide.DECISIONS, "tile_t")
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,13 @@ class Costs:
     latency: float = 0.8  # of a step's loads, over what the device's rates say
     behind: float = 0.5  # more of it where gathered rows are handed over at once
     l2_share: float = 0.6  # of L2 that weights keep between row tiles
+    started: float = 0.4  # of what comes before a kernel's loads, where it starts early
+    sooner: float = 0.1  # of latency, each step more of which gathered rows may be late
+    fed: float = 0.8  # of gathering, where another warp asks for weights
+    lines: float = 0.99  # of the time of DRAM, where L2 fetches 256 bytes
 
 
-# Estimates, before any measurement.
+# Estimates, before any measurement; the wide space's, too.
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
 
@@ -60,8 +65,8 @@ def row_tiles(tokens: int, tile: int) -> float:
 def all_row_tiles(f: Fields, problem: Problem) -> Any:
     """Of all local experts."""
     tokens, local = problem["seq_len"], problem["num_local_experts"]
-    found = [f.tile_t == t for t in TILES]
-    return local * np.select(found, [row_tiles(tokens, t) for t in TILES])
+    found = [f.tile_t == t for t in TILE_ROWS]
+    return local * np.select(found, [row_tiles(tokens, t) for t in TILE_ROWS])
 
 
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
@@ -73,15 +78,22 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     rows = mean_rows(dict(problem.axes))
     partial = np.where(f.partials == decisions.FLOAT32, 4, 2)
     moved = hidden * (rows * partial + 2.0 * tokens)
-    total = _small(one * tokens, 32 / f.sum_warps * 40 + late, moved, 500.0)
+    first = np.where(f.get("trigger", wide.AT_END) == wide.AT_START, c.started, 1.0)
+    sums = f.get("sum_ctas", 1)
+    added = 32 / f.sum_warps * 40 / sums + late
+    total = _small(one * tokens * sums, added, moved, 500.0 * first)
     down = _product(f, problem, device, c, False, late, total)
     up = _product(f, problem, device, c, True, late, down)
-    placed = -(-tokens // 32) * c.place + 30 * PLACE_WARPS
+    warps, batches = f.get("place_warps", PLACE_WARPS), -(-tokens // 32)
+    turns = np.maximum(1, min(PLACE_WARPS, batches) / warps)
+    placed = batches * c.place * turns + 30 * warps
     joined = f.route == decisions.JOINED
-    alone = np.where(joined, c.route * -(-tokens // PLACE_WARPS), late)
+    alone = np.where(joined, c.route * -(-tokens // warps), late)
     routed = 4.0 * EXPERTS * tokens + 0 * one
-    place = _small(one, placed + alone, 100.0 * tokens + routed * joined, 800.0, up)
-    route = _small(one * -(-tokens // TOKENS), 0.5 * c.route + 0 * one, routed, 800.0, place)
+    begun = 800.0 * np.where(joined, 1.0, first)
+    place = _small(one, placed + alone, 100.0 * tokens + routed * joined, begun, up)
+    ctas = -(-tokens // f.get("route_tokens", TOKENS))
+    route = _small(one * ctas, 0.5 * c.route + 0 * one, routed, 800.0, place)
     return _first(joined, place, route)
 
 
@@ -92,7 +104,7 @@ def _first(joined: Any, place: Demand, route: Demand) -> Demand:
 
 
 def _small(
-    blocks: Any, cycles: Any, moved: Any, setup: float, following: Demand | None = None
+    blocks: Any, cycles: Any, moved: Any, setup: Any, following: Demand | None = None
 ) -> Demand:
     """A kernel of one step that threads do."""
     return Demand(
@@ -116,39 +128,55 @@ def _product(
     tile_w, stages = (f.up_tile, f.up_stages) if up else (f.down_tile, f.down_stages)
     tiles_t = np.maximum(all_row_tiles(f, problem), 1e-3)
     tiles = np.ceil(tiles_t * (n // tile_w))
-    blocks = np.where(f.persistent == 1, np.minimum(tiles, device.sms), tiles)
+    ctas = f.get("up_ctas" if up else "down_ctas", 1)
+    blocks = np.where(f.persistent == 1, np.minimum(tiles, device.sms * ctas), tiles)
     real = rows / tiles_t  # rows of a tile that are tokens
     side = np.maximum(f.tile_t, 16 if device.has_tmem else 8)
     flops = 2.0 * side * tile_w * BLOCK
     sets = 1 if up else BLOCK // np.minimum(f.up_tile // 2, BLOCK)
     sums = f.tile_t * tile_w / c.promote * sets
-    issue = np.where(f.consumers == 2, c.others, c.alone) * sums + c.wave * f.waves * sets
-    gathered = c.gather * f.tile_t / 4 if up else 0.0
+    issue = (
+        np.where(f.consumers == 2, c.others, c.alone) * sums
+        + c.wave * decisions.waves(f, up) * sets
+    )
+    fed = np.where(f.get("feeder", decisions.GATHERS) == decisions.OWN, c.fed, 1.0)
+    gathered = fed * c.gather * f.tile_t / 4 if up else 0.0
+    late_rows = c.behind * (f.lag == 1) - c.sooner * np.clip(f.lag - 2, 0, 3) if up else 0.0
     left = real * tile_w * (0.5 if up else np.where(f.partials == decisions.FLOAT32, 4, 2))
     return Demand(
         blocks=blocks,
-        resident=1,
+        resident=ctas,
         tiles=np.ceil(tiles / np.maximum(blocks, 1)),
         steps=k // BLOCK,
         stages=stages,
         mma_cycles=flops / (2 * device.mma_flops_per_cycle),
-        smem_bytes=_smem_traffic(f, tile_w, device),
+        smem_bytes=_smem_traffic(f, up, device),
         l2_bytes=(real + tile_w) * BLOCK,
         issue_cycles=issue + gathered,
         epilogue_cycles=400 + left / c.store,
         dram_bytes=_dram(f, problem, device, c, up, tiles_t),
-        setup_cycles=c.setup + late,
-        latency=c.latency + (c.behind * (f.lag == 1) if up else 0.0),
+        setup_cycles=_before(f, problem, device, c, up) + late,
+        latency=c.latency + late_rows,
         following=following,
     )
 
 
-def _smem_traffic(f: Fields, tile_w: Any, device: Device) -> Any:
+def _before(f: Fields, problem: Problem, device: Device, c: Costs, up: bool) -> Any:
+    """Cycles before a CTA's loads, less those in which DRAM has brought weights into L2 already."""
+    first = np.where(f.get("trigger", wide.AT_END) == wide.AT_START, c.started, 1.0)
+    experts = touched(dict(problem.axes))
+    brought = experts * problem["hidden_size"] * BLOCK * f.get("ahead", 0) * (0 if up else 1)
+    cycles = brought / device.hbm_bytes_per_s * device.clock_ghz * 1e9
+    return np.maximum(c.setup * first - cycles, 0.0)
+
+
+def _smem_traffic(f: Fields, up: bool, device: Device) -> Any:
     """Bytes of a step: what is filled, and what each product reads of both sides."""
     side = decisions.TMEM_ROWS if device.has_tmem else decisions.WARPGROUP_ROWS
+    tile_w, waves = decisions.tile(f, up), decisions.waves(f, up)
     long = np.where(f.swap == 1, tile_w, f.tile_t)
-    width = np.where(f.swap == 1, f.tile_t, tile_w // f.waves)
-    units = np.maximum(long // side, 1) * np.where(f.swap == 1, 1, f.waves)
+    width = np.where(f.swap == 1, f.tile_t, tile_w // waves)
+    units = np.maximum(long // side, 1) * np.where(f.swap == 1, 1, waves)
     return (f.tile_t + tile_w + units * (side + width)) * float(BLOCK)
 
 
@@ -170,7 +198,10 @@ def _dram(f: Fields, problem: Problem, device: Device, c: Costs, up: bool, tiles
     read = (hidden if up else inner) * rows
     left = inner * rows if up else hidden * rows * np.where(f.partials == decisions.FLOAT32, 4, 2)
     fits = min(1.0, kept / max(read, 1.0))
-    return weights + again + read * (fits + (1 - fits) * sweeps) + left
+    lines = np.where(f.get("promotion", 128) == 256, c.lines, 1.0)
+    early = touched(axes) * hidden * BLOCK * f.get("ahead", 0) * (1 if up else 0)
+    lost = np.maximum(early - kept, 0)
+    return (weights + again) * lines + lost + read * (fits + (1 - fits) * sweeps) + left
 
 
 def features(problem: Problem, device: Device) -> dict[str, float]:
@@ -192,10 +223,10 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
         out[f"log2_tiles_{tile}"] = (math.log2(local * tiles) - 6) / 4
     for product, rows in (("up", 2 * axes["intermediate_size"]), ("down", axes["hidden_size"])):
         done = {}
-        for tile, wide in itertools.product(TILES, WIDTHS):
-            name = f"{tile}x{wide}"
-            tiles = math.ceil(local * row_tiles(tokens, tile) * (rows // wide))
-            done[name] = math.inf if rows % wide else math.ceil(tiles / device.sms) * wide
+        for tile, width in itertools.product(TILES, WIDTHS):
+            name = f"{tile}x{width}"
+            tiles = math.ceil(local * row_tiles(tokens, tile) * (rows // width))
+            done[name] = math.inf if rows % width else math.ceil(tiles / device.sms) * width
             out |= spread(f"{product}_{name}", tiles, device)
         out |= compared(product, done)
     return out

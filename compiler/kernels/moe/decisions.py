@@ -18,12 +18,17 @@ from ptxflow.compiler.kernels.moe.problem import BLOCK
 WEIGHTS, TOKENS = "weights", "tokens"
 APART, JOINED = "apart", "joined"
 BFLOAT16, FLOAT32 = "bfloat16", "float32"
+GATHERS, OWN = "gathers", "own"
 WARPGROUP, WARPGROUP_ROWS, TMEM_ROWS = 128, 64, 128
 LINES = 4  # rows that a warp gathers at a time
 #: registers of two warpgroups that hold sums, and of the third, which gathers rows for the first
 #: product and has less to do for the second
 REGS = {True: (224, 56), False: (232, 40)}
 MOST_REGS = 255
+SIDES = (
+    "tokens are 64 rows of each warpgroup (128 of a tile with tcgen05), or with swapped sides 8 "
+    "(16) to 64 columns"
+)
 
 DECISIONS = (
     Decision("swap", (0, 1), "1: weights are the side with 64 or 128 rows, tokens the other"),
@@ -46,7 +51,9 @@ DECISIONS = (
 
 def copiers(f: Fields, device: Device) -> Any:
     """Warps that gather rows; with tcgen05 others of theirs issue products."""
-    return np.minimum(f.tile_t // LINES, 2 if device.has_tmem else 4)
+    few = device.has_tmem | (f.tile_t % 16 != 0) | (f.get("feeder", GATHERS) == OWN)
+    most = np.where(few, 2, 4)
+    return np.minimum(f.tile_t // LINES, most)
 
 
 def scale_sets(f: Fields) -> Any:
@@ -64,17 +71,32 @@ def smem_bytes(f: Fields, up: bool) -> Any:
     return -(-small // 1024) * 1024 + 1024 + stages * (f.tile_t + tile) * BLOCK
 
 
-def tile_sums(f: Fields, tile_w: Any) -> Any:
+def tile(f: Fields, up: bool) -> Any:
+    """Rows of weights of a product's tile."""
+    return f.up_tile if up else f.down_tile
+
+
+def waves(f: Fields, up: bool) -> Any:
+    """Of a product's tile; of the second as many as of the first where it has none of its own."""
+    own = 0 if up else f.get("down_waves", 0)
+    return np.where(own == 0, f.waves, np.maximum(own, 1))
+
+
+def tile_sums(f: Fields, up: bool) -> Any:
     """Sums of a tile that a thread holds."""
-    return f.tile_t * tile_w // (WARPGROUP * f.consumers)
+    return f.tile_t * tile(f, up) // (WARPGROUP * f.consumers)
 
 
-def registers(f: Fields, tile_w: Any, device: Device) -> Any:
-    """Of a thread that multiplies: sums of all K, of a wave, factors, and what surrounds them."""
-    sums = tile_sums(f, tile_w)
+def registers(f: Fields, p: Problem, up: bool, device: Device) -> Any:
+    """Of a thread that multiplies: sums of all K, of a wave, factors, and what surrounds them; the
+    second product was seen to take 32 more where K is one block, not a loop."""
+    sums = tile_sums(f, up)
     if device.has_tmem:
-        return sums + np.where(f.swap == 1, 90 + f.tile_t, 80)
-    return np.where(f.swap == 1, 2 * sums + 40, sums + sums // f.waves + 32)
+        own = sums + np.where(f.swap == 1, 90 + f.tile_t, 80)
+    else:
+        own = np.where(f.swap == 1, 2 * sums + 40, sums + sums // waves(f, up) + 32)
+    straight = not up and p["intermediate_size"] == BLOCK
+    return own + np.where(f.swap == 0, 32 * straight, 0)
 
 
 def register_limit(f: Fields) -> Any:
@@ -83,9 +105,10 @@ def register_limit(f: Fields) -> Any:
 
 def tmem_columns(f: Fields) -> Any:
     """Of tensor memory, a power of two: two buffers for a wave of either product."""
-    tile = np.maximum(f.up_tile, f.down_tile)
-    wave = np.where(f.swap == 1, f.tile_t * (tile // TMEM_ROWS), tile) // f.waves
-    return np.maximum(2 * wave, 32)
+    wide = [tile(f, up) // waves(f, up) for up in (True, False)]
+    blocks = [f.tile_t * (tile(f, up) // TMEM_ROWS) // waves(f, up) for up in (True, False)]
+    wave = np.where(f.swap == 1, np.maximum(*blocks), np.maximum(*wide))
+    return 2 ** np.ceil(np.log2(np.maximum(2 * wave, 32))).astype(int)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
@@ -97,40 +120,40 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     return Resources(smem, register_limit(f), threads, columns, occupancy)
 
 
-def _fits(f: Fields, tile_w: Any, device: Device) -> Any:
+def fits(f: Fields, up: bool, device: Device) -> Any:
     """Whether waves are whole products of a tile, with a part for each warpgroup."""
+    tile_w = tile(f, up)
     if device.has_tmem:
-        each = tile_w // f.waves
+        each = tile_w // waves(f, up)
         share = each // f.consumers
         tokens = (share >= 32) & (share <= BLOCK)
         return np.where(f.swap == 1, (share >= TMEM_ROWS) & (share % TMEM_ROWS == 0), tokens)
     units = np.where(f.swap == 1, tile_w // (WARPGROUP_ROWS * f.consumers), tile_w // 64)
-    return (units >= 1) & (units % f.waves == 0)
+    return (units >= 1) & (units % waves(f, up) == 0)
 
 
-def _sides(f: Fields, device: Device) -> Any:
+def sides(f: Fields, device: Device) -> Any:
     """Whether tokens are as many as either side of a product has."""
     if device.has_tmem:
         return np.where(f.swap == 1, (f.tile_t >= 16) & (f.tile_t <= 64), f.tile_t == TMEM_ROWS)
     return np.where(f.swap == 1, f.tile_t <= 64, f.tile_t == WARPGROUP_ROWS * f.consumers)
 
 
+FIRST_REGS = "sums of the first product exceed the registers of a thread"
+SECOND_WAVES = "each warpgroup has products of its own, as many in each wave of the second, too"
+SECOND_REGS = "sums of the second product exceed the registers of a thread"
+
 RULES = (
-    rule(
-        "tokens are 64 rows of each warpgroup (128 of a tile with tcgen05), or with swapped sides "
-        "8 (16) to 64 columns",
-        "swap tile_t consumers",
-        lambda f, p, d: _sides(f, d),
-    ),
+    rule(SIDES, "swap tile_t consumers", lambda f, p, d: sides(f, d)),
     rule(
         "each warpgroup has products of its own, as many in each wave",
         "swap consumers up_tile waves",
-        lambda f, p, d: _fits(f, f.up_tile, d),
+        lambda f, p, d: fits(f, True, d),
     ),
     rule(
-        "each warpgroup has products of its own, as many in each wave of the second, too",
+        SECOND_WAVES,
         "swap consumers down_tile waves",
-        lambda f, p, d: _fits(f, f.down_tile, d),
+        lambda f, p, d: fits(f, False, d),
     ),
     rule(
         "tiles of the first product divide its weights",
@@ -143,14 +166,14 @@ RULES = (
         lambda f, p, d: p["hidden_size"] % f.down_tile == 0,
     ),
     rule(
-        "sums of the first product exceed the registers of a thread",
+        FIRST_REGS,
         "swap tile_t consumers up_tile waves",
-        lambda f, p, d: registers(f, f.up_tile, d) <= register_limit(f),
+        lambda f, p, d: registers(f, p, True, d) <= register_limit(f),
     ),
     rule(
-        "sums of the second product exceed the registers of a thread",
+        SECOND_REGS,
         "swap tile_t consumers down_tile waves",
-        lambda f, p, d: registers(f, f.down_tile, d) <= register_limit(f),
+        lambda f, p, d: registers(f, p, False, d) <= register_limit(f),
     ),
     rule(
         "the first product's ring exceeds the shared memory of a block",

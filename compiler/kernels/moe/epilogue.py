@@ -8,12 +8,14 @@ registers of a lane are columns, those of one wave behind those of another.
 
 from __future__ import annotations
 
+from math import gcd
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, value
-from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS
+from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS, waves
 from ptxflow.compiler.kernels.moe.grouped import Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.tile.softmax import MAX
@@ -185,13 +187,13 @@ class WaveSums(Grouped):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
-        self.waves: int = s.waves
+        self.waves = int(waves(s.fields(), up))
         blocks = self.tile_w // TMEM_ROWS  # of weights, with swapped sides
         self.width = self.tile_t if self.swapped else self.tile_w // self.waves
         self.units = blocks // self.waves if self.swapped else 1  # products of a wave
         self.own = self.units * self.width // self.consumers  # columns of a wave, of a warpgroup
         self.acc = self.r("acc", self.waves * self.own)
-        self.chunk = min(self.own, self.width, COLUMNS)
+        self.chunk = gcd(self.own, self.width, COLUMNS)
 
 
 class TokenLanes(Epilogue):
@@ -220,8 +222,8 @@ class TokenLanes(Epilogue):
         g = self.g
         if g.up:
             return [b * g.inner for b in range(2)]
-        waves = range(0, g.tile_w, max(g.width, BLOCK))
-        return [first + (WARP >> 2) * (g.own if g.width > BLOCK else 0) for first in waves]
+        firsts = range(0, g.tile_w, max(g.width, BLOCK))
+        return [first + (WARP >> 2) * (g.own if g.width > BLOCK else 0) for first in firsts]
 
     def load_weight_scales(self, k: UOp) -> list[UOp]:
         g = self.g

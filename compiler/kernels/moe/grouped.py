@@ -29,7 +29,15 @@ from ptxflow.compiler.ir.nodes import (
 )
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, loop, parameters, when
 from ptxflow.compiler.ir.storage import anywhere, global_tensor, rectangle, slot, smem
-from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, LINES, WEIGHTS, copiers, smem_bytes
+from ptxflow.compiler.kernels.moe.decisions import (
+    BFLOAT16,
+    GATHERS,
+    LINES,
+    OWN,
+    WEIGHTS,
+    copiers,
+    smem_bytes,
+)
 from ptxflow.compiler.kernels.moe.problem import BLOCK
 from ptxflow.compiler.kernels.moe.shape import TILE_WORDS, Shape
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
@@ -72,6 +80,8 @@ class Grouped(Shape):
         self.ring = Ring.of("ring", self.stages, fillers, frees)
         self.steps = const(self.k // BLOCK, "steps")
         self.tiles_w = const(self.n // self.tile_w, "tiles_w")
+        self.fed = up and s.get("feeder", GATHERS) == OWN
+        self.ahead = int(s.get("ahead", 0)) if up else 0
         self._own_rows = self.tile_t // self.copiers  # rows of the tile that a warp copies
         self.lines = self._own_rows // LINES  # groups of rows that a warp copies together
         self.scale_words = -(-self._own_rows // 32)  # rows of which a lane copies the scale
@@ -96,15 +106,24 @@ class Grouped(Shape):
         across: Value = self.tiles_w if by_weights else self.value("tiles")
         inner, outer = tile % across, tile // across
         at_row, at_weight = (outer, inner) if by_weights else (inner, outer)
+        read = self._read(who)
         found = [
-            at.mov(self.r(f"{who}_weight", 1), at_weight),
+            at.mov(self.r(f"{who}_weight", 1), at_weight) if "weight" in read else None,
             *(
                 self.word(f"{who}_{name}", "work", at_row * TILE_WORDS + word)
                 for word, name in enumerate(("expert", "row", "left"))
-                if self.up or who == "c" or name != "left"  # nobody else looks at it
+                if name in read
             ),
         ]
         return loop(i, self.my_tiles, found, body(i), rolled=True)
+
+    def _read(self, who: str) -> str:
+        """What a role looks at of a tile."""
+        if who == "f":
+            return "weight expert"
+        if who == "p" and self.fed:
+            return "row left"
+        return "weight expert row left" if self.up or who == "c" else "weight expert row"
 
     def use(self, sequence: UOp, k: UOp) -> UOp:
         return sequence * self.steps + k
@@ -133,20 +152,50 @@ class Grouped(Shape):
         warp = WARP - first
 
         def gather(i: UOp) -> Body:
-            return [self._look_up(warp), loop(k, self.steps, self._gather(i, k, warp))]
+            gathered = loop(k, self.steps, self._gather(i, k, warp))
+            return [self._look_up(warp), gathered, None if self.fed else self._prefetch("p", warp)]
 
         uses = self.my_tiles * self.steps
         last = [
             when(const(back) < uses, self._hand_over(uses - 1 - back, back))
             for back in reversed(range(self.lag))
         ]
-        return [when(warp < self.copiers, self.find(), self.each_tile("p", gather), last)]
+        copy = when(warp < self.copiers, self.find(), self.each_tile("p", gather), last)
+        if not self.fed:
+            return [copy]
+        fed = when(warp.eq(self.copiers), self.find(), self.each_tile("f", self._feed))
+        return [copy, fed]
 
-    def _weights(self, use: UOp, k: UOp) -> list[UOp]:
+    def _feed(self, i: UOp) -> list[Body]:
+        """The weights of a tile of the first product, by a warp of their own."""
+        k = var("k_feed")
+        use = self.use(i, k)
+        expect = at.mbar_arrive_expect(
+            slot(self.ring.full, self.ring.stage(use)), bytes=self.weight_tile.bytes
+        )
+        fill = single(self.ring.wait_empty(use), expect, *self._weights(use, k, "f"))
+        return [loop(k, self.steps, fill), self._prefetch("f", const(0))]
+
+    def _prefetch(self, who: str, warp: UOp) -> Body:
+        """What the second product reads first of a share of the expert's weights, into L2."""
+        tall, j = int(self.s.down_tile), var("tile_ahead")
+        every = const(self.hidden // tall, "tiles_ahead")
+        mine = self.value(f"{who}_weight")
+        share = (every + (self.tiles_w - 1 - mine)) // self.tiles_w
+        row = self.value(f"{who}_expert") * self.hidden + (mine + j * self.tiles_w) * tall
+        boxes = [
+            at.tma_prefetch(
+                param("gemm2_weights_map"), k * BLOCK, row, box=(BLOCK, tall), element=1
+            )
+            for k in range(self.ahead)
+        ]
+        return elect(warp.eq(0), loop(j, share, boxes, rolled=True)) if boxes else None
+
+    def _weights(self, use: UOp, k: UOp, who: str = "p") -> list[UOp]:
         """The TMA of a stage's weights."""
         stage = self.ring.stage(use)
         bar, target = slot(self.ring.full, stage), slot(self.weights, stage)
-        expert, tile = self.value("p_expert"), self.value("p_weight")
+        expert, tile = self.value(f"{who}_expert"), self.value(f"{who}_weight")
         box = (BLOCK, self.tile_w)
         if not self.up:
             row = expert * self.n + tile * self.tile_w
@@ -224,18 +273,21 @@ class Grouped(Shape):
             )
         scales = [
             at.copy_words(
-                slot(self.scales, stage, (first + 32 * w) * 4, min(self._own_rows, 32) * 4),
+                slot(
+                    self.scales, stage, (first + 32 * w) * 4, min(self._own_rows - 32 * w, 32) * 4
+                ),
                 LANE << 2,
                 param("hidden_states_scale"),
                 k * param("seq_len") + self.value(f"scale_token{w}_"),
-                self._own_rows > LANE if self._own_rows < 32 else 1,
+                self._own_rows - 32 * w > LANE if self._own_rows - 32 * w < 32 else 1,
                 anywhere("hidden_states_scale"),
             )
             for w in range(self.scale_words)
         ]
         before = const(self.lag - 1) < use
+        fill = elect(warp.eq(0), self.ring.wait_empty(use), expect, *self._weights(use, k))
         return [
-            elect(warp.eq(0), self.ring.wait_empty(use), expect, *self._weights(use, k)),
+            None if self.fed else fill,
             self.ring.wait_empty(use),
             copies,
             scales,
@@ -300,9 +352,10 @@ class Grouped(Shape):
     @property
     def params(self) -> Params:
         if self.up:
+            maps = "weights_map gemm2_weights_map" if self.ahead else "weights_map"
             return parameters(
-                "weights_map: map, hidden_states hidden_states_scale gemm1_weights_scale tokens "
-                "work tiles inner inner_scale: ptr, seq_len rows: u32"
+                f"{maps}: map, hidden_states hidden_states_scale gemm1_weights_scale tokens work "
+                "tiles inner inner_scale: ptr, seq_len rows: u32"
             )
         return parameters(
             "weights_map inner_map: map, inner_scale gemm2_weights_scale work tiles partial: ptr, "
@@ -327,8 +380,10 @@ class Grouped(Shape):
 
     def launch(self) -> Launch:
         tiles = f"{self.row_tiles} * {self.n // self.tile_w}"
-        grid = f"min({self.device.sms}, {tiles})" if self.s.persistent else tiles
+        ctas = self.device.sms * int(self.s.get("up_ctas" if self.up else "down_ctas", 1))
+        grid = f"min({ctas}, {tiles})" if self.s.persistent else tiles
         maps = {"weights_map": self._weights_map, "inner_map": self._inner_map}
+        maps["gemm2_weights_map"] = self._down_map
         given: dict[str, Param | Expr] = {**maps, "rows": self.rows}
         shared, warps = int(smem_bytes(self.s.fields(), self.up)), self.consumer_warps + 4
         late = self.dependent
@@ -339,15 +394,20 @@ class Grouped(Shape):
         """Of the first product: K, eight rows, both halves, groups of eight rows, experts."""
         k, n, tile = self.k, self.n, self.tile_w
         if not self.up:
-            rows: tuple[Expr, ...] = (str(k), str(self.local * n))
-            return TensorMapParam("gemm2_weights", "uint8", rows, (str(k),), (BLOCK, tile), ROW)
+            return self._down_map
         half, groups = n // 2, n // (2 * GATE_ROWS)
         dims = (k, GATE_ROWS, 2, groups, self.local)
         strides = (k, half * k, GATE_ROWS * k, n * k)
         box = (BLOCK, GATE_ROWS, 2, tile // (2 * GATE_ROWS), 1)
-        return TensorMapParam(
-            "gemm1_weights", "uint8", tuple(map(str, dims)), tuple(map(str, strides)), box, ROW
-        )
+        shape = tuple(map(str, dims)), tuple(map(str, strides))
+        return TensorMapParam("gemm1_weights", "uint8", *shape, box, ROW, self.promotion)
+
+    @property
+    def _down_map(self) -> TensorMapParam:
+        """Of the second product: K, rows of all experts."""
+        k, box = str(self.inner), (BLOCK, int(self.s.down_tile))
+        rows = k, str(self.local * self.hidden)
+        return TensorMapParam("gemm2_weights", "uint8", rows, (k,), box, ROW, self.promotion)
 
     @property
     def _inner_map(self) -> TensorMapParam:

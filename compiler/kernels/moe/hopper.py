@@ -13,7 +13,7 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const
 from ptxflow.compiler.ir.statements import Body, Role, role
 from ptxflow.compiler.ir.storage import part, slot
-from ptxflow.compiler.kernels.moe.decisions import REGS, WARPGROUP_ROWS
+from ptxflow.compiler.kernels.moe.decisions import REGS, WARPGROUP_ROWS, waves
 from ptxflow.compiler.kernels.moe.epilogue import Columns, Rows
 from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
@@ -27,7 +27,7 @@ class Products(Grouped):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
         super().__init__(problem, s, device, up)
-        self.waves: int = s.waves
+        self.waves = int(waves(s.fields(), up))
         own = self.tile_w // self.consumers if self.swapped else self.tile_w
         self.width = self.tile_t if self.swapped else min(own // self.waves, 256)  # of a unit
         self.units = own // WARPGROUP_ROWS if self.swapped else own // self.width

@@ -132,7 +132,7 @@ class Route(Shape):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, "t_")
-        self.warps = TOKENS
+        self.warps = int(s.get("route_tokens", TOKENS))
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -146,6 +146,11 @@ class Route(Shape):
             route_token(self, token)
 
 
+def most_warps(words: int) -> int:
+    """Of the CTA that places."""
+    return PLACE_WARPS // (1 if words <= 2 else 2 if words <= 5 else 4)
+
+
 # -- rows of the experts ---------------------------------------------------------------------------
 
 
@@ -155,7 +160,7 @@ class Permute(Shape):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, "p_")
-        self.warps = PLACE_WARPS // (1 if self.words <= 2 else 2 if self.words <= 5 else 4)
+        self.warps = min(int(s.get("place_warps", PLACE_WARPS)), most_warps(self.words))
         self.joined = bool(s.route == JOINED)
         self.pitch = 4 * WORD * self.words
         self.counts = smem("counts", self.warps * self.pitch, align=128)

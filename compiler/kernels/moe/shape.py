@@ -37,6 +37,7 @@ class Shape:
         self.tile_t: int = strategy.tile_t
         self.granule = min(BLOCK, int(strategy.up_tile) // 2)  # inner columns that share a scale
         self.dependent = bool(strategy.dependent)
+        self.promotion = int(strategy.get("promotion", 128))
 
     # -- registers -----------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ptxflow.env.measurements import COPY
 from ptxflow.env.tasks.arguments import UsageError, find_problem
 from ptxflow.env.tasks.definition import Definition
-from ptxflow.eval.bench.baselines import attention, common, gdn, moe, sparse
+from ptxflow.eval.bench.baselines import attention, common, cublaslt, gdn, moe, sparse
 from ptxflow.eval.bench.baselines.baseline import Baseline, Call, Given, Maker, Unsupported
 from ptxflow.eval.bench.checking import Bench, compare
 from ptxflow.eval.bench.disagreement import Json, Outputs
@@ -31,7 +31,7 @@ KINDS = {"qo_indptr": PREFILL, "cu_seqlens": PREFILL, "block_table": INDEXER}
 
 #: by op type and the kind of its definition, where KINDS has one; the first is the yardstick
 BASELINES: dict[str, dict[str, Maker]] = {
-    "gemm": {"torch.mm": common.torch_mm, COPY: common.copy},
+    "gemm": {"torch.mm": common.torch_mm, COPY: common.copy, "cublasLt": cublaslt.cublas_lt},
     "gemm_epilogue": {
         "torch.linear": common.called(common.gemm_epilogue, common.gemm_epilogue_arguments),
         COPY: common.copy,
