@@ -152,8 +152,10 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     group, tile = k.heads // k.kv_heads, k.tile_kv
     shapes = tuple({"num_kv_heads": n, "num_qo_heads": n * group} for n in few(k.kv_heads))
 
+    begun = (0,) if k.cut > 1 else ()  # all of the first launch, as the second reads what it leaves
+
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
-        return Size(sized(p, count, queries, *_room(k, tokens)), None, some)
+        return Size(sized(p, count, queries, *_room(k, tokens)), None, (*begun, *some))
 
     whole, ring = 2 * k.tokens + 5, s.stages * tile
     turns = -(-2 * k.tokens // ring)
@@ -163,13 +165,13 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - k.tokens // 2
     sizes = (
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7, (7,)),
-        Size(sized(p, 1, 2 * k.tokens, turns * ring + 1), None, (7,)),
+        Size(sized(p, 1, 2 * k.tokens, turns * ring + 1), None, (*begun, 7)),
         size(3, 3 * k.tokens + 6, 5),
         size(35, 8, 8),
         size(stores, rows, 60),
         Size(sized(p, stores, rows, 1)),
         size(1, 2, 34 * s.stages * tile, (1,)),
-        *([size(1, whole, whole + cut, (0, 7))] * (k.cut > 1)),
+        *([size(1, whole, whole + cut, (7,))] * (k.cut > 1)),
     )
     return Trials(shapes, sizes)
 
