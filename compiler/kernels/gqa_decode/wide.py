@@ -20,6 +20,9 @@ DECISIONS = (
     Decision("sum_warps", tuple(range(1, 9)), "warps of a CTA of the second kernel"),
     Decision("sum_chunks", (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), "chunks that one loads at a time"),
     Decision("cluster", (1, 2, 4, 8), "CTAs that share a chunk, and add up through shared memory"),
+    Decision(
+        "promotion", (0, 128, 256), "bytes that L2 fetches where it lacks a line; 0: as usual"
+    ),
     Decision("whole", (0, 1), "a chunk is a whole sequence, and there is no second kernel"),
 )
 
