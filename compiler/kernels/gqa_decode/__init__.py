@@ -70,8 +70,8 @@ def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
     values |= {register.arg.name: 0 for register in k.sequences.search.starts}
     values["which"] = 0 if start else 1  # 0: place 0 is the second of its sequence
     values |= dict.fromkeys(k.every_told_row, 0)
-    units = k.heads * k.side  # rows of the workspace
-    rows = (k.heads - 1) * k.group + min(k.group, 8 * k.side)
+    units = k.cta_heads * k.side  # rows of the workspace
+    rows = (k.cta_heads - 1) * k.group + min(k.group, 8 * k.side)
     written: tuple[tuple[str, int, int], ...] = ()
     if tokens and start:
         written = (("sums", units, k.row_floats), ("stats", units, STATS))
@@ -85,7 +85,7 @@ def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
 def _shared_trip(k: Span, tokens: int) -> Trip:
     """The first sequence, of so many tokens, by the cluster that has its first heads."""
     values = {"batch_size": 1, "ctas": k.parts * k.ctas} | dict.fromkeys(k.every_told_row, 0)
-    rows = (k.heads - 1) * k.group + min(k.group, 8 * k.side)
+    rows = (k.cta_heads - 1) * k.group + min(k.group, 8 * k.side)
     written = (("output", rows, k.size), ("lse", rows, 1))
     held = values | held_of(k.page_size, tokens)
     return Trip(f"{tokens} tokens", tuple(held.items()), written, ENTRY)
@@ -122,7 +122,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     tokens = max(min(2 * k.chunk, MOST_EMULATED), min(turns, k.chunk)) + k.tile + 3
     if k.entire:
         tokens = (k.stages + 2) * k.chunk + k.tile + 3
-    heads = {"num_kv_heads": k.heads, "num_qo_heads": k.heads * k.group}
+    heads = {"num_kv_heads": k.cta_heads, "num_qo_heads": k.cta_heads * k.group}
     return Trial(p.at(**heads, **sized(p, 3, 0, tokens, least=4)))
 
 
@@ -131,9 +131,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     many, few of which have a page, and whose look-up takes several steps, of which the last is
     summed up. Of clusters: rings taken more than once, and several sequences."""
     k = kernel(p, s, device)
-    groups = -(-k.key_heads // k.heads)
+    groups, each = -(-k.key_heads // k.cta_heads), k.cta_heads
     shapes = tuple(
-        {"num_kv_heads": n * k.heads, "num_qo_heads": n * k.heads * k.group} for n in few(groups)
+        {"num_kv_heads": n * each, "num_qo_heads": n * each * k.group} for n in few(groups)
     )
 
     def size(batch: int, tokens: int, some: tuple[int, ...] = ()) -> Size:

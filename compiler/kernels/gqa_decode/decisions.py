@@ -28,6 +28,7 @@ MMA_K = 16
 GROUP_WARPS = 4
 LINE = 128  # bytes of a row of a column block, which the swizzle permutes
 TOGETHER, APART = "together", "apart"
+TOKENS, HEADS = "tokens", "heads"
 BOX_ROWS = 8  # rows of a page, at least, for it to come as a box of its own: a swizzle's repeat
 TMEM_BARRIERS = 5  # beside the ring
 MMA_TOKENS, MMA_DIMS = 16, 16
@@ -56,6 +57,7 @@ DECISIONS = (
 
 GROUP = "asynchronous MMAs are a warpgroup's, of 64 tokens or more"
 TWO_STAGES = "a ring that other warps fill has two stages at least, where there are two tiles"
+DIVIDE = "the key heads of a warp divide those of a token"
 LONGEST = "a chunk is no longer than the longest sequence there can be"
 FULL_RING = "a ring has no more stages than its warp has tiles"
 SHARED = "the rings exceed the shared memory of a CTA"
@@ -69,7 +71,12 @@ def columns_of_warp(f: Fields, problem: Problem) -> Any:
 
 def rings(f: Fields) -> Any:
     """Of a CTA, each with tokens of its own: a warp's, or a warpgroup's."""
-    return np.where(f.mma == SYNC, f.warps, 1)
+    return np.where((f.mma == SYNC) & (f.get("own", TOKENS) == TOKENS), f.warps, 1)
+
+
+def cta_heads(f: Fields) -> Any:
+    """Key heads of a CTA."""
+    return f.heads * np.where(f.get("own", TOKENS) == TOKENS, 1, f.warps)
 
 
 def chunk(f: Fields) -> Any:
@@ -211,7 +218,7 @@ RULES = (
         lambda f, p, d: (f.mma != SYNC) | (f.tile * f.heads <= 64),
     ),
     rule(
-        "the key heads of a warp divide those of a token",
+        DIVIDE,
         "heads",
         lambda f, p, d: p["num_kv_heads"] % f.heads == 0,
     ),

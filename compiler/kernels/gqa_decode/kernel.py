@@ -23,6 +23,7 @@ from ptxflow.compiler.kernels.gqa_decode.decisions import (
     MMA_DIMS,
     MMA_TOKENS,
     pitch,
+    rings,
     stage_bytes,
 )
 from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as WARP_SIZE
@@ -157,7 +158,7 @@ class Chunks(Span):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.warps: int = s.warps
+        self.warps = int(rings(s.fields()))
         r, count, scores = self.r, len(self.units), self.tile // MMA_TOKENS * QUAD
         self.softmax = [ColumnSoftmax(r, 2, f"u{i}_") for i in range(count)]
         self.queries = [r.uint32(width=2 * self.blocks) for _ in range(count)]
@@ -168,7 +169,7 @@ class Chunks(Span):
         self.turned = [r.uint32(width=self.tile // 8) for _ in range(count)]
         #: two maxima and two row sums: the warp's, and those of all
         self.stats = [r.float32(QUAD) for _ in range(count)]
-        self.merged = [r.float32(QUAD) if s.warps > 1 else own for own in self.stats]
+        self.merged = [r.float32(QUAD) if self.warps > 1 else own for own in self.stats]
         self.ring = Ring(self, self.sequences, self.head)
         # whether a stage of the ring takes more than one tile
         self._goes_on = self.entire or self.tiles > self.stages
@@ -179,14 +180,14 @@ class Chunks(Span):
         if self.all_leave:
             body = [*self.find_span(), *traced(self._begin), *body[-1:], *traced(self._leave)]
         body += self.add_up()
-        return finish(self.info(self.warps, (self.ring.keys, self.ring.values)), *body)
+        return finish(self.info(int(self.s.warps), (self.ring.keys, self.ring.values)), *body)
 
     # -- the whole -----------------------------------------------------------------------------
 
     def _chunk(self, start: UOp) -> None:
         """Rows of the first tiles are asked for before anything else, the pages of all at once."""
         stride = self.warps * self.tile
-        first = start + WARP * self.tile
+        first = start + self.warp * self.tile
         tiles = ((self.tokens + (stride - 1) - first) // stride).min(self.most)
         firsts = [first + t * stride for t in range(self.stages)]
         ahead = first + self.stages * stride

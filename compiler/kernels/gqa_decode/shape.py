@@ -29,7 +29,14 @@ from ptxflow.compiler.ir.nodes import (
 from ptxflow.compiler.ir.statements import KernelInfo, Params, Role, parameters, role, when
 from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, chunk, columns_of_warp
+from ptxflow.compiler.kernels.gqa_decode.decisions import (
+    HEADS,
+    MMA_DIMS,
+    TOKENS,
+    chunk,
+    columns_of_warp,
+    cta_heads,
+)
 from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as LANES
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
@@ -185,7 +192,7 @@ class Span(Shape):
     """A chunk of a sequence, for some key heads and columns of their query heads; of a cluster that
     shares one, a CTA's part of it: tiles side by side."""
 
-    warps: int  # that multiply
+    warps: int  # that have tokens of a unit each
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, Registers())
@@ -197,15 +204,20 @@ class Span(Shape):
         self.caches = CACHES  # parameters by which keys and values are found
         self.maps = dict[str, Param]()  # tensor maps by parameter
         self.every_told_row = list[str]()  # registers that hold rows of the caches
+        own = s.get("own", TOKENS) == HEADS  # warps have heads of their own
+        self.cta_heads = int(cta_heads(s.fields()))
         # CTAs of a chunk, or clusters of a sequence
-        self.parts = self.key_heads // self.heads * (self.columns // self.side)
+        self.parts = self.key_heads // self.cta_heads * (self.columns // self.side)
         self.ctas = int(s.get("cluster", 1))  # of a cluster that shares a chunk
         self.entire = bool(s.get("whole", 0))  # a cluster takes a whole sequence
         #: those without tokens have something to say, too
         self.all_leave = self.entire or self.ctas > 1
         self.place, share = self._split_ctas()
         sides = self.columns // self.side
-        self.head, self.column = share // sides * self.heads, share % sides * self.side
+        self.head, self.column = share // sides * self.cta_heads, share % sides * self.side
+        self.warp: UOp = WARP  # of those that share tokens, and add up
+        if own:
+            self.head, self.warp = self.head + WARP * self.heads, const(0)
         self.tokens = self.sequences.tokens
         # the most tiles of a warp or warpgroup, and the first token, of the sequence's
         self.most = value(self.tiles)
@@ -315,7 +327,7 @@ class Span(Shape):
             self.put_output(row, column, self.block(i), whole)
         # one warp says of all units where the last of a key head has fewer heads than the others
         teller = u % self.warps if self.side == 1 or self.group % COLUMNS == 0 else 0
-        with where(WARP.eq(teller)):
+        with where(self.warp.eq(teller)):
             self.put_lse(row, column, row_sum, row_max)
 
     # -- of a cluster that shares a sequence --------------------------------------------------
@@ -374,6 +386,6 @@ class Span(Shape):
         row = self.unit(self.place, self.head + h, self.column + c)
         for i in self.mine:
             self.keep_sums(row, self.block(i), self.whole(u, i))
-        with where(WARP.eq(u % self.warps)):
+        with where(self.warp.eq(u % self.warps)):
             self.add_probs(u)
             self.keep_stats(row, self.all_stats(u))

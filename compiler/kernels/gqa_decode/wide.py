@@ -8,7 +8,14 @@ from typing import Any
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Fields, Problem, Wide, rule
 from ptxflow.compiler.kernels.gqa_decode import decisions as listed
-from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS, ROWS, SYNC, rings
+from ptxflow.compiler.kernels.gqa_decode.decisions import (
+    GROUP_WARPS,
+    HEADS,
+    ROWS,
+    SYNC,
+    TOKENS,
+    rings,
+)
 
 TILES = (*range(1, 33), *range(34, 65, 2))
 MOST = TILES[-1]
@@ -23,6 +30,7 @@ DECISIONS = (
     Decision(
         "promotion", (0, 128, 256), "bytes that L2 fetches where it lacks a line; 0: as usual"
     ),
+    Decision("own", (TOKENS, HEADS), "what each warp of a CTA that multiplies has of its own"),
     Decision("whole", (0, 1), "a chunk is a whole sequence, and there is no second kernel"),
 )
 
@@ -64,7 +72,17 @@ RULES = (
         "mma warps tile heads stages arrival cluster",
         lambda f, p, d: listed.smem_bytes(f, p, d) <= d.smem_per_block,
     ),
-    rule(listed.LONGEST, "mma warps tile tiles cluster whole", _longest),
+    rule(listed.LONGEST, "mma warps tile tiles cluster whole own", _longest),
+    rule(
+        listed.DIVIDE,
+        "warps heads own",
+        lambda f, p, d: p["num_kv_heads"] % listed.cta_heads(f) == 0,
+    ),
+    rule(
+        "warps with heads of their own are several, and neither a warpgroup's nor of a cluster",
+        "mma warps cluster own",
+        lambda f, p, d: (f.own == TOKENS) | ((f.mma == SYNC) & (f.warps > 1) & (f.cluster == 1)),
+    ),
     rule(
         "who takes whole sequences decides nothing about chunks and their sums",
         "tiles dependent sum_warps sum_chunks sum_split whole",
