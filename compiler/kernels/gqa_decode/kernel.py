@@ -127,8 +127,8 @@ class Ring:
                 begin = WARP * self.bytes + (token * self.pitch + piece * CHUNK)
                 place = slot(storage, stage, begin, row_end + (WARP_SIZE // span - 1) * self.pitch)
                 index = row * (self.size * ELEMENT // CHUNK) + ((LANE + piece) % pieces)
-                own = place, lane_offset, param(tensor), index, anywhere(tensor)
-                emit(at.copy_async(*own, ahead=self.ahead))
+                taken = place, lane_offset, param(tensor), index, anywhere(tensor)
+                emit(at.copy_async(*taken, ahead=self.ahead))
             if self.apart or storage is self.values:
                 emit(at.copies_commit())
 

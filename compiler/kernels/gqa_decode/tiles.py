@@ -232,8 +232,8 @@ class Tiles(Span):
             place = slot(self.buffers[name], self.rings[name].stage(t), begin, LINES * LINE)
             offset = (LANE >> 3) * LINE + ((chunk ^ (row & 7)) << 4)
             source, cache = index + (chunk + column * ELEMENT // CHUNK), f"{name}_cache"
-            own = place, offset, param(cache), source, anywhere(cache)
-            emit(at.copy_async(*own, ahead=self.ahead))
+            taken = place, offset, param(cache), source, anywhere(cache)
+            emit(at.copy_async(*taken, ahead=self.ahead))
 
     # -- past the end --------------------------------------------------------------------------
 
