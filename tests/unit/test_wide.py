@@ -8,24 +8,31 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import B200, H200, Device
-from ptxflow.compiler.family import Decision, Wide, rule
+from ptxflow.compiler.family import Decision, Family, Problem, Wide, rule
 from ptxflow.compiler.kernels.gemm import GEMM
+from ptxflow.compiler.kernels.gqa_decode import GQA_DECODE
 from ptxflow.env.relation import relate
 from ptxflow.env.space import decision_digest, enumerate_space
 from tests.builders import gemm_problem, toy_family
+from tests.families import gqa_decode
+
+GEMMS = [(GEMM, gemm_problem(m, 4096, 4096)) for m in (17, 1063)]
+DECODES = [(GQA_DECODE, gqa_decode.problem(*each)) for each in ((1, 100, 16), (16, 4096, 64))]
 
 
 @pytest.mark.parametrize("device", [H200, B200])
-@pytest.mark.parametrize("m", [17, 1063])
-def test_listed_strategies_are_in_the_wide_space_under_their_keys(m: int, device: Device) -> None:
-    problem, rng = gemm_problem(m, 4096, 4096), np.random.default_rng(m)
-    listed = enumerate_space(GEMM, problem, device)
-    wide = relate(GEMM.wide, problem, device)
+@pytest.mark.parametrize(("family", "problem"), [*GEMMS, *DECODES])
+def test_listed_strategies_are_in_the_wide_space_under_their_keys(
+    family: Family, problem: Problem, device: Device
+) -> None:
+    rng = np.random.default_rng(17)
+    listed = enumerate_space(family, problem, device)
+    wide = relate(family.wide, problem, device)
     for code in listed.sample_uniform(50, rng):
         strategy = listed.strategy(int(code))
         assert wide.strategy(wide.code(strategy)) == strategy
-    old = {d.name: d.choices for d in GEMM.decisions}
-    as_listed = wide.given(old | {n: (c,) for n, c in GEMM.wide.implied.items()})
+    old = {d.name: d.choices for d in family.decisions}
+    as_listed = wide.given(old | {n: (c,) for n, c in family.wide.implied.items()})
     assert len(listed) <= len(as_listed) < len(wide)
 
 

@@ -123,6 +123,7 @@ def group_smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
         bars = bars + 8 * TMEM_BARRIERS
     told = 3 * 4 * GROUP_WARPS * 4 * f.heads * wide // 4
     small = _up(_up(bars, 16) + told, 128) + f.heads * f.tile * wide * ELEMENT
+    small = small + handed_bytes(f, problem)
     if device.has_tmem:
         small = small + 16  # where tensor memory is
     return _up(small, 1024) + f.heads * (2 * f.stages * f.tile + wide) * row
@@ -151,17 +152,16 @@ def boxes(problem: Problem, tile: Any) -> Any:
 
 
 def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
-    """Of all rings, where what warps hand to each other takes their place; or of a warpgroup's; and
-    what the CTAs of a cluster hand to each other."""
-    rings = 2 * f.stages * f.warps * stage_bytes(f, problem)
-    own = np.where(f.mma == SYNC, rings, group_smem_bytes(f, problem, device))
-    units = f.heads * columns_of_warp(f, problem)
-    return own + (f.get("cluster", 1) > 1) * _up(units * part_bytes(problem), 1024)
+    """Of all rings, where what warps hand to each other takes their place; or of a
+    warpgroup's ring and weights."""
+    rings = 2 * f.stages * f.warps * stage_bytes(f, problem) + handed_bytes(f, problem)
+    return np.where(f.mma == SYNC, rings, group_smem_bytes(f, problem, device))
 
 
-def part_bytes(problem: Problem) -> int:
-    """Of a unit's sums, maxima and row sums."""
-    return problem["head_dim"] // MMA_DIMS * 16 * WARP + 64
+def handed_bytes(f: Fields, problem: Problem) -> Any:
+    """Sums, maxima and row sums of all units, which the CTAs of a cluster hand to each other."""
+    unit = problem["head_dim"] // MMA_DIMS * 16 * WARP + 64
+    return (f.get("cluster", 1) > 1) * f.heads * columns_of_warp(f, problem) * unit
 
 
 def copies(f: Fields, problem: Problem) -> Any:
