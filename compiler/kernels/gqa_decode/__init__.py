@@ -51,11 +51,11 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
         return [_shared_trip(k, n) for n in sorted({0, *lengths})]
     out = [_chunk_trip(k, n, 0) for n in sorted({min(n, k.chunk) for n in lengths} - {0})]
     out += [_chunk_trip(k, n, k.chunk) for n in (0, stride - 1)]
-    pairs = max(1, c.blocks_per_cta // c.blocks)
+    pairs = max(1, c.groups_per_cta // c.groups)
     rows = (pairs - 1) // k.columns * k.group + min(k.group, ((pairs - 1) % k.columns + 1) * 8)
-    span = min(c.blocks_per_cta, c.blocks) * 16
-    turn = c.loads * (c.warps // c.blocks_per_cta)
-    batch = -(-c.blocks_per_cta // c.blocks_per_sequence)
+    span = min(c.groups_per_cta, c.groups) * 16 * c.each
+    turn = c.loads * (c.warps // c.groups_per_cta)
+    batch = -(-c.groups_per_cta // c.groups_per_sequence)
     for chunks in sorted({0, 1, c.loads, turn, turn + 1, 2 * turn + 1}):
         written = (("output", rows, span), ("lse", rows, 1)) if chunks != 1 else ()
         held = (("batch_size", batch), *held_of(k.page_size, chunks * k.chunk, "c_").items())
@@ -101,7 +101,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
         return launch_of(ENTRY, grid, info.warps, k.params, passed, shared, cluster=k.ctas)
     places = k.sequences.places()
     rows = f"{places} * {k.key_heads * k.columns}"
-    blocks = f"-(-batch_size * {c.blocks_per_sequence} // {c.blocks_per_cta})"
+    blocks = f"-(-batch_size * {c.groups_per_sequence} // {c.groups_per_cta})"
     combine = launch_of(
         COMBINE, blocks, c.warps, c.params, smem_bytes=c.smem_bytes, dependent=bool(s.dependent)
     )

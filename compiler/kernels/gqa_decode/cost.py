@@ -130,20 +130,21 @@ def _of_warpgroup(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
 def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) -> Demand:
     """Of the second kernel, which has little to do where sequences are of one chunk."""
     size = problem["head_dim"]
-    per_sequence = problem["num_kv_heads"] * columns(problem) * (size // decisions.MMA_DIMS)
+    each = f.get("sum_blocks", 1)  # blocks of a warp
+    per_sequence = problem["num_kv_heads"] * columns(problem) * (size // decisions.MMA_DIMS) // each
     together = np.where(f.sum_split == 1, f.sum_warps, 1)  # warps of a block
     blocks = -(-problem["batch_size"] * per_sequence * together // f.sum_warps)
     blocks = np.where(f.get("whole", 0) == 1, 0, blocks)
     resident = np.minimum(device.warps_per_sm // f.sum_warps, device.blocks_per_sm)
     several = chunks > 1
     loaded = np.where(several, np.minimum(f.sum_chunks * together, chunks), 1)  # chunks of a step
-    read = f.sum_warps // together * loaded * decisions.WARP * 32
+    read = f.sum_warps // together * loaded * decisions.WARP * 16 * (1 + each)
     steps = np.where(several, np.ceil(chunks / loaded), 1)
     return Demand(
         blocks=blocks,
         resident=resident,
         steps=steps,
-        mma_cycles=c.sum_chunk * f.sum_warps // together * loaded,
+        mma_cycles=c.sum_chunk * f.sum_warps // together * loaded * (1 + each) / 2,
         l2_bytes=read,
         issue_cycles=c.sum_step,
         epilogue_cycles=np.where(chunks > 1, c.sum_leave, 0)

@@ -136,12 +136,12 @@ class Shape:
 
 
 class Total:
-    """Sums of a block under a highest maximum, added up from several of them."""
+    """Sums of blocks side by side under a highest maximum, added up from several of them."""
 
-    def __init__(self, shape: Shape):
+    def __init__(self, shape: Shape, blocks: int = 1):
         self.shape, r = shape, shape.r
         self.row_max, self.row_sum = r.float32(2), r.float32(2)
-        self.sums = r.float32(QUAD)
+        self.sums = r.float32(QUAD * blocks)
 
     def begin(self) -> None:
         emit(at.mov(self.row_max.slot, MINUS_INFINITY))
@@ -171,7 +171,8 @@ class Total:
         """To the output: see `put_output`."""
         shape = self.shape
         self.sums *= shape.share(self.row_sum, self.row_max)
-        shape.put_output(row, column, d, self.sums)
+        for i in range(self.sums.n // QUAD):
+            shape.put_output(row, column, d + i, self.sums[QUAD * i : QUAD * (i + 1)])
         with where(d.eq(0)):
             shape.put_lse(row, column, self.row_sum, self.row_max)
 
