@@ -8,7 +8,7 @@ registers that there are. Numbers of shared memory, loops and branches are value
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -158,6 +158,9 @@ class Vector:
         first, last, _ = index.indices(self.n)
         return type(self)(self.registers, part(self.slot, first, last - first), self.by_row)
 
+    def __iter__(self) -> Iterator[Self]:
+        return (self[i] for i in range(self.n))
+
     def each(self) -> list[Self]:
         """Its registers, each apart, as those whose values are used must be."""
         return [self[i].apply(at.copy) for i in range(self.n)]
@@ -231,6 +234,15 @@ class Float32(Vector):
         """Rounded to 16 bits, two to a register."""
         out = into or UInt32(self.registers, self.registers.fresh(self.n // 2))
         emit(at.pack(out.slot, self.slot, dtype=dtype))
+        return out
+
+    def terms(self, dtype: str, count: int) -> list[UInt32]:
+        """Rounded to 16 bits and, of two terms, what rounding left out."""
+        out = [self.pack(dtype)]
+        if count > 1:
+            out.append(out[0].fresh())
+            for i, (rounded, rest) in enumerate(zip(*out, strict=True)):
+                (self[2 * i : 2 * i + 2] - rounded.unpack(dtype)).pack(dtype, rest)
         return out
 
 

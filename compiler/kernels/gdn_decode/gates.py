@@ -35,7 +35,7 @@ def softplus(x: Float32) -> Float32:
     square, last = z * z, 2 * TERMS - 1
     series = times(square, 1 / last, 1 / (last - 2))
     for odd in range(last - 4, 0, -2):
-        series = series.apply(at.fma_plus, square, summand=float_bits(1 / odd))
+        series = fma(series, square, x.registers.constant(1 / odd))
     return fma(z + z, series, x.apply(at.relu_f32))
 
 

@@ -264,9 +264,7 @@ class ChunkWarps(Shape):
     def _put_gates(self, n: Value, log: Float32, beta: Float32, total: Float32) -> None:
         raised = exp2(log)
         read, pull = raised * self.scale, gates.times(beta, -1.0) * raised
-        leave = self.r.float32(log.n)
-        emit(at.exp2_gap(leave.slot, total.slot, log.slot))
-        whole = exp2(total)
+        leave, whole = exp2(total.apply(at.sub_f32, log, n=log.n)), exp2(total)
         arrays = {Gate.LOG: log, Gate.BETA: beta, Gate.PULL: pull, Gate.READ: read}
         for which, held in (arrays | {Gate.LEAVE: leave, Gate.TOTAL: whole}).items():
             for i in range(held.n):
@@ -335,7 +333,8 @@ class ChunkWarps(Shape):
             emit(at.ld_shared_lanes(columns.slot, log, place))
             for row in range(2):
                 first = half * QUAD + 2 * row
-                emit(at.exp2_gap(gap[first : first + 2].slot, rows[row].slot, columns.slot))
+                for c in range(2):
+                    emit(at.exp2_f32(gap[first + c], rows[row] - columns[c]))
         return gap, minus
 
     def _weigh(self, i: UOp, j: UOp, keys: Float32, scores: Float32, minus: Float32) -> None:
