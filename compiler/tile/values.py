@@ -7,6 +7,7 @@ registers that there are. Numbers of shared memory, loops and branches are value
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -257,6 +258,21 @@ def minimum(a: Float32, b: Float32) -> Float32:
 def fma(a: Float32, b: Float32, c: Float32) -> Float32:
     """a b + c with one rounding; b and c as wide as a, or in turn."""
     return a.apply(at.fma_f32, b, c)
+
+
+def times(a: Float32, factor: float, plus: float = 0.0) -> Float32:
+    """a factor + plus, of constants, with one rounding."""
+    return a.apply(at.fma_constants, factor=float_bits(factor), summand=float_bits(plus))
+
+
+def exponential(a: Float32, sign: float = 1.0) -> Float32:
+    """exp(sign a)."""
+    return exp2(times(a, sign / math.log(2)))
+
+
+def sigmoid(a: Float32) -> Float32:
+    """1 / (1 + exp(-a))."""
+    return reciprocal(times(exponential(a, -1.0), 1.0, 1.0))
 
 
 def exp2(a: Float32) -> Float32:

@@ -15,12 +15,21 @@ from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, parameters, when
 from ptxflow.compiler.ir.storage import global_tensor, rectangle
 from ptxflow.compiler.kernels.gdn_decode.decisions import BULK
-from ptxflow.compiler.kernels.gdn_decode.gates import decay, output_scale, sigmoid, times
+from ptxflow.compiler.kernels.gdn_decode.gates import decay, output_scale
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT, Ring
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.softmax import SUM
 from ptxflow.compiler.tile.tensors import load_global, store_global
-from ptxflow.compiler.tile.values import Float32, UInt32, emit, fma, repeat, traced
+from ptxflow.compiler.tile.values import (
+    Float32,
+    UInt32,
+    emit,
+    fma,
+    repeat,
+    sigmoid,
+    times,
+    traced,
+)
 
 ENTRY = "gdn_decode"
 ELEMENT = 2  # bytes, of what is not the state

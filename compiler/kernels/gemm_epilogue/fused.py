@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.ir import LANE, UOp, Value, anywhere, param, part, value
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.tile.tensors import load_global
+from ptxflow.compiler.tile.values import Float32, emit, sigmoid, trace
 
-LOG2E = 1.4426950408889634
 Loads = Callable[[str, UOp], list[UOp]]  # of a tensor, to as many float32 as there are accumulators
 
 
@@ -101,31 +100,24 @@ class Fused(Plain):
     def _index(self, name: str, row: UOp, column: UOp) -> UOp:
         return column if name == "bias" else row * self.t.problem["N"] + column
 
-    # -- arithmetic ----------------------------------------------------------------------------
+    # -- what becomes of them ------------------------------------------------------------------
 
     def _take(self, name: str, count: int, dtype: str = "f32") -> UOp:
         return self.registers(f"{name}{count}_", count, dtype)
 
     def _apply(self, values: UOp, loads: Loads) -> list[UOp]:
-        read = {name: self._take(name, values.arg) for name in self.t.inputs}
-        out = [at.warp_sync(), *(x for name, wide in read.items() for x in loads(name, wide))]
-        if "bias" in read:
-            out.append(at.add_f32(values, read["bias"]))
-        if "up" in read:
-            out += self._silu_gate(values, read["up"])
-        if "residual" in read:
-            out.append(at.add_f32(values, read["residual"]))
-        return out
+        """All loads, then arithmetic."""
+        r, count = self.registers, values.arg
+        held = {name: Float32(r, self._take(name, count)) for name in self.t.inputs}
+        with trace() as body:
+            emit(at.warp_sync(), [loads(name, wide.slot) for name, wide in held.items()])
+            emit(at.copy(values, self.of(Float32(r, values), held)))
+        return body
 
-    def _silu_gate(self, x: UOp, up: UOp) -> list[UOp]:
-        """x / (1 + 2^(-x log2 e)) up for x, within 2^-19 while |x| is below 16."""
-        e = self._take("sigmoid", x.arg)
-        one = float_bits(1.0)
-        return [
-            at.fma_constants(e, x, factor=float_bits(-LOG2E), summand=float_bits(0.0)),
-            at.exp2_f32(e, e),
-            at.fma_constants(e, e, factor=one, summand=one),
-            at.reciprocal_f32(e, e),
-            at.mul_f32(e, x, e),
-            at.mul_f32(x, e, up),
-        ]
+    def of(self, acc: Float32, read: dict[str, Float32]) -> Float32:
+        """What becomes of accumulators: silu is within 2^-19 while its argument is below 16."""
+        if "bias" in read:
+            acc = acc + read["bias"]
+        if "up" in read:
+            acc = acc * sigmoid(acc) * read["up"]
+        return acc + read["residual"] if "residual" in read else acc
