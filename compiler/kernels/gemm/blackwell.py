@@ -43,7 +43,8 @@ class Kernel:
         self.columns = 32 if self._share()[1] % 32 == 0 else 16
         held = self.columns if self.rows == 128 else self.columns // 2
         self._lane_column = const(0) if self.rows == 128 else (LANE >> 4) * held
-        self.acc, self.out = self.r.float32(held, "val", "f32"), self.r.uint32(width=held // 2)
+        self.acc = self.r.float32(held, "val", "f32")
+        self.out = self.r.uint32(name="out", width=held // 2)
         self.ring = Ring.of("ring", s.num_stages, 1, t.sharers if t.multicast else 1)
         self.done = Ring.of("acc", s.acc_buffers, 1, 32 * self.warps * s.cta_group)
         self.store = Store(t)

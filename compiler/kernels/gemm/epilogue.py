@@ -26,7 +26,7 @@ class Plain:
     """
 
     def __init__(self) -> None:
-        self.registers = Registers("fused_")
+        self.registers = Registers()
 
     def fragment(self, values: Float32, m: Value, n: Value) -> None:
         pass

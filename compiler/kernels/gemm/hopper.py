@@ -40,7 +40,7 @@ class Kernel:
         self.r = fused.registers
         self.acc = self.r.float32(self.blocks_m * self.per_mma, "acc", "f32")
         self.products, self.operand = self.acc, t.dtype  # of MMAs, and of what they take
-        self.out = self.r.uint32(width=4)
+        self.out = self.r.uint32(name="out", width=4)
         self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps // self.turns * t.sharers)
         self.turn = mbar("turn", self.turns, self.warps // self.turns)
         self.store = Store(t)
