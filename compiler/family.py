@@ -295,18 +295,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class PartialSums:
-    """Sequences of so many chunks of `tokens` each, of which a second kernel alone adds up made
-    sums: chunks that no emulator would compute."""
+    """Sequences of so many tokens in chunks of which a second kernel alone adds up made sums: more
+    chunks than an emulator would compute."""
 
-    tokens: int
-    chunks: tuple[int, ...]
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Tokens of each sequence; a row that nobody writes follows a full last chunk. The last two
-        lack half of theirs, and all of it but one token."""
-        *full, half, one = (n * self.tokens for n in self.chunks)
-        return (*full, half - self.tokens // 2, one - self.tokens + 1)
+    chunk: int
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -151,3 +153,37 @@ _PLAIN: dict[str, Callable[[Any, Any], Any]] = {
     "shl": operator.lshift, "shr": operator.rshift,
     "mulhi": lambda a, b: (a * b) >> np.uint64(32),
 }  # fmt: skip
+
+
+def same_turn(old: UOp, new: UOp) -> bool:
+    """Whether two places in a ring, remainders by a power of two, are sums of the same products
+    modulo that power, which divides 2^32."""
+    if not (old.op is new.op is Op.ALU and old.arg == new.arg and old.src[1] is new.src[1]):
+        return False
+    if old.arg not in ("rem", "and") or old.src[1].op is not Op.CONST:
+        return False
+    unit = old.src[1].arg[0] + (old.arg == "and")
+    if unit & (unit - 1):
+        return False
+    return _products(old.src[0], unit) == _products(new.src[0], unit)
+
+
+def _products(value: UOp, unit: int) -> dict[frozenset[tuple[UOp, int]], int]:
+    """An expression as a sum of products: how often each counts modulo a unit, by the powers of
+    what it is of."""
+    out = Counter[frozenset[tuple[UOp, int]]]()
+    if value.op is Op.CONST:
+        out[frozenset()] = value.arg[0]
+    elif value.op is Op.ALU and value.arg in ("add", "sub", "mul"):
+        left, right = (_products(s, unit) for s in value.src)
+        if value.arg == "mul":
+            for a, b in product(left, right):
+                powers = Counter(dict(a)) + Counter(dict(b))
+                out[frozenset(powers.items())] += left[a] * right[b]
+        else:
+            sign = 1 if value.arg == "add" else -1
+            for key in {*left, *right}:
+                out[key] = left.get(key, 0) + sign * right.get(key, 0)
+    else:
+        out[frozenset({(value, 1)})] = 1
+    return {key: n % unit for key, n in out.items() if n % unit}

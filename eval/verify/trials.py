@@ -50,7 +50,7 @@ class Attempt:
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
         some = f", {'+'.join(map(str, self.some))} clusters" if self.some else ""
-        some += f", sums of {'+'.join(map(str, self.sums.chunks))} chunks" if self.sums else ""
+        some += f", sums of {'+'.join(map(str, self.sums.tokens))} tokens" if self.sums else ""
         return f"{axes} (schedule {self.seed}{some})"
 
     @property

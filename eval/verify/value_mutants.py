@@ -24,7 +24,7 @@ from ptxflow.compiler.ir.nodes import VALUES, Op, UOp, Use, alu, const
 from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, walk
 from ptxflow.eval.verify.equivalent import HINTS, names
 from ptxflow.eval.verify.mutants import Mutant
-from ptxflow.eval.verify.threads import Mask, Threads
+from ptxflow.eval.verify.threads import Mask, Threads, same_turn
 
 #: what is changed: a turn's parity; a ring's stage; a loop's or comparison's bound; a factor; a
 #: summand; a divisor, mask or shift, which take an index apart; another constant; which register;
@@ -32,7 +32,7 @@ from ptxflow.eval.verify.threads import Mask, Threads
 KINDS = ("parity", "stage", "bound", "stride", "offset", "digit", "constant", "register",
          "variable", "operator", "immediate", "scale", "instruction")  # fmt: skip
 HUGE = 2.0**100
-FLOATS = ("factor", "summand", "value")  # attributes that hold the bits of a float32
+FLOATS = ("factor", "summand", "value", "to")  # attributes that hold the bits of a float32
 #: attributes that the validator alone reads, hints, and those that mutants of order change
 _NOT_TEXT = {"unread", "last", "across", "apart", "alike", "everywhere", "handed", "begun", "pipe",
              "id", "threads", "pending", "registers", "direction", "mask", "columns",
@@ -152,10 +152,12 @@ def _all(kernel: UOp) -> Iterator[Candidate]:
                         yield Candidate(how, f"{change} as {place}", node, changed, node, path)
             for value in _within(root):
                 for how, change, new in changes(value, grain):
-                    named = kind if kind in ("parity", "stage") else how
+                    turns = kind in ("parity", "stage")
+                    named = kind if turns else how
                     change = f"{change} in {place}"
                     yield Candidate(named, change, value, new, node, None)
-                    yield Candidate(named, change, value, new, node, path)
+                    if not (turns and same_turn(root, replaced(root, value, new))):
+                        yield Candidate(named, change, value, new, node, path)
         if node.op is Op.ATOM:
             for how, change, new in _statements(node):
                 yield Candidate(how, change, node, new, node, path)

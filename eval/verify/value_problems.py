@@ -228,7 +228,7 @@ def _kept(shape: Problem, row: dict[str, Any]) -> Known:
     given = row["attempt"] | {"problem": replace(shape, axes=tuple(row["axes"].items()))}
     given["some"] = tuple(given["some"])
     if given["sums"]:
-        given["sums"] = PartialSums(given["sums"]["tokens"], tuple(given["sums"]["chunks"]))
+        given["sums"] = PartialSums(given["sums"]["chunk"], tuple(given["sums"]["tokens"]))
     return Known(Attempt(**given), row["instructions"], row["data"])
 
 

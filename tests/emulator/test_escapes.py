@@ -265,6 +265,10 @@ ONE_MORE = {
         mla.problem(), mla.decode(sum_chunks=4), "2 to 3 in add in index",
         "ld_global(c_stats0_2", 0,
     ),
+    "tokens behind a query, where a sequence ends in a tile's first rows": (
+        mla.problem(prefill=True), mla.prefill(queries=1, parts=1),
+        "sub's left operand alone in inside", "hide(score0_", 0,
+    ),
     "no lane that stores log-sum-exps of chunks": (
         mla.problem(), mla.decode(), "4 to 0 in lt in inside", "st_global(lse, lse, c_", 0
     ),

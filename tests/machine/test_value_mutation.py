@@ -28,7 +28,7 @@ from ptxflow.eval.verify.emulation import emulate_kernel
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.page import sections
 from ptxflow.eval.verify.results import read
-from ptxflow.eval.verify.threads import Threads
+from ptxflow.eval.verify.threads import Threads, same_turn
 from ptxflow.eval.verify.trials import Attempt, Outcome, attempt
 from ptxflow.eval.verify.value_mutants import (
     KINDS,
@@ -157,6 +157,14 @@ def test_a_loop_of_one_turn_at_the_most_leaves_its_variable_as_it_is(
     other = Trip("another kernel's", (("n", 7),), (), "other")
     found = [c for c in candidates(toy(), [*trips, other]) if c.path == (1, 1)]
     assert sum(c.change == "add to sub in index" for c in found) == 2 - once
+
+
+def test_places_in_a_ring_are_the_same_modulo_its_stages() -> None:
+    use, tile = var("use"), var("tile")
+    place = (tile * 4 + use - 1) % 2
+    assert same_turn(place, (tile * 6 + use + 1) % 2) and same_turn(place & 3, place & 3)
+    assert not same_turn(place, (tile * 5 + use - 1) % 2) and not same_turn(place, const(1))
+    assert not same_turn((use + 3) % 3, use % 3), "3 does not divide 2^32"
 
 
 def test_what_is_put_in_changes_no_value() -> None:

@@ -32,13 +32,15 @@ def held_of(page_size: int, tokens: int, prefix: str = "") -> dict[str, int]:
 
 def summed(p: Problem, chunk: int, loads: int, warps: int = 1) -> Size:
     """Sequences in chunks, whose numbers leave every remainder by `loads`, which a warp loads at a
-    time, end in any of `warps`, in its first turn or the second; beside one chunk, and none."""
-    turns = (3 * i % (2 * warps) for i in range(max(2, loads)))
-    each = (2 + i + loads * turn for i, turn in enumerate(turns))
-    sums = PartialSums(chunk, (1, 0, *each, 2, 3))
+    time, end in any of `warps`, in its first turn or the second; beside one chunk, and none. Last
+    ones are full, so that a row which nobody writes follows, but a page short in the first
+    sequence, half in one, and a token in the last."""
     page = p["page_size"]
-    pages = sum(-(-n // page) for n in sums.lengths)
-    return Size(sized(p, len(sums.chunks), 0, pages * page), sums=sums)
+    turns = (3 * i % (2 * warps) for i in range(max(2, loads)))
+    each = ((2 + i + loads * turn) * chunk for i, turn in enumerate(turns))
+    lengths = (max(1, chunk - page), 0, *each, chunk + chunk // 2, 2 * chunk + 1)
+    pages = sum(-(-n // page) for n in lengths)
+    return Size(sized(p, len(lengths), 0, pages * page), sums=PartialSums(chunk, lengths))
 
 
 def few(count: int, most: int = 4) -> list[int]:

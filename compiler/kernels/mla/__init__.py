@@ -193,10 +193,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Heads of full size: made sums of chunks; sequences of several chunks or parts; many, few of
-    which have tokens, and whose look-up takes several steps; a ring beyond its 32nd turn, in
-    prefill under queries that see one token of the last tile or none, which ends a last part that
-    is a tile shorter, or an odd number of tiles."""
+    """Heads of full size: made sums of chunks; sequences of several chunks or parts; in prefill
+    some that end anywhere in a tile; many, few of which have tokens, and whose look-up takes
+    several steps; a ring beyond its 32nd turn, in prefill under queries that see one token of the
+    last tile or none, which ends a last part that is a tile shorter, or an odd number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
@@ -212,6 +212,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         *([size(1, 2 * k.queries - 1, 4 * k.tile + 1)] if k.cut <= 2 and not k.decodes else []),
         *([summed(p, k.chunk, int(s.sum_chunks))] if k.chunk else []),
         size(3, 2 * k.queries + 3, cut),
+        *([] if k.decodes else [size(4, 8 * k.queries, 4 * max(29, page))]),
         size(34, 12, 10 * page, (0 if k.cut == 1 else 32, 8)),
         size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),
     )

@@ -59,6 +59,6 @@ def lists_of(problem: Problem, rng: np.random.Generator) -> Lists:
 def _cache(problem: Problem, given: Lists, rng: np.random.Generator, dim: int) -> Values:
     """[num_pages, page_size, dim]; NaN where no list has an entry."""
     shape = (problem["num_pages"], problem["page_size"])
-    rows = attention.normal(problem, rng, shape[0] * shape[1], dim)
+    rows = rng.normal(size=(shape[0] * shape[1], dim)) + attention.common(dim)
     rows[np.setdiff1d(np.arange(len(rows)), given)] = np.nan
     return stored(rows.reshape(*shape, dim), problem.dtype)

@@ -22,14 +22,15 @@ SPREAD = 2.0  # of a row's maxima in chunks: each of them counts
 
 def case(problem: Problem, given: PartialSums) -> Case:
     """kv_indptr, kv_last_page_len, the workspace; output and lse, poisoned where they are due."""
-    rng, count = np.random.default_rng(len(given.chunks)), len(given.chunks)
+    rng, count = np.random.default_rng(len(given.tokens)), len(given.tokens)
     heads, page = problem["num_qo_heads"], problem["page_size"]
     latent = "head_dim_ckv" in dict(problem.axes)
     dim = problem["head_dim_ckv" if latent else "head_dim"]
-    pages = np.array([-(-n // page) for n in given.lengths])
+    pages = np.array([-(-n // page) for n in given.tokens])
+    chunks_of = [-(-n // given.chunk) for n in given.tokens]
     begins = np.concatenate([[0], np.cumsum(pages)])
-    first = begins[:-1] * page // given.tokens + np.arange(count)
-    rows = int(begins[-1]) * page // given.tokens + count
+    first = begins[:-1] * page // given.chunk + np.arange(count)
+    rows = int(begins[-1]) * page // given.chunk + count
     kind = np.resize(MAXIMA, heads)
     row_max = (kind + rng.uniform(-SPREAD, SPREAD, (rows, heads))).astype(np.float32)
     row_sum = rng.uniform(1, 4, (rows, heads)).astype(np.float32)
@@ -38,7 +39,7 @@ def case(problem: Problem, given: PartialSums) -> Case:
     unwritten = np.ones(rows, bool)
     output, lse = np.zeros((count, heads, dim)), np.full((count, heads), -np.inf)
     error = np.zeros_like(output)
-    for b, chunks in enumerate(given.chunks):
+    for b, chunks in enumerate(chunks_of):
         own = slice(first[b], first[b] + chunks)
         unwritten[own] = chunks == 1
         if chunks:
@@ -54,14 +55,14 @@ def case(problem: Problem, given: PartialSums) -> Case:
     group = heads // (head_ctas(problem) if latent else problem["num_kv_heads"])
     tensors: Tensors = {"kv_indptr": begins.astype(np.int32)}
     if page > 1:
-        last = np.array(given.lengths) - page * np.maximum(pages - 1, 0)
+        last = np.array(given.tokens) - page * np.maximum(pages - 1, 0)
         tensors["kv_last_page_len"] = last.astype(np.int32)
     for left in (row_max, row_sum, total):
         left[unwritten] = np.nan
     tensors |= _workspace(total, row_max, row_sum, group, latent)
     for name, right, dtype in (("output", output, problem.dtype), ("lse", lse, "float32")):
         tensors[name] = poisoned(right.shape, dtype)
-        written = [n == 1 or (latent and not n) for n in given.chunks]
+        written = [n == 1 or (latent and not n) for n in chunks_of]
         tensors[name][written] = stored(right[written], dtype)
     return Case(tensors, bounds)
 
