@@ -8,7 +8,7 @@ whose columns alternate.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import ALIKE, each, pieces, widened, written
+from ptxflow.compiler.atoms.threads import ALIKE, each, pieces, written
 from ptxflow.compiler.ir import UOp
 
 SIGN = 0x80000000
@@ -80,25 +80,12 @@ arithmetic(
     ALIKE,
     ("rsqrt.approx",),
 )
-arithmetic(
-    "exp2_gap",
-    "dst a b",
-    "sub.rn.f32 {dst}, {a}, {b};\nex2.approx.ftz.f32 {dst}, {dst};",
-    "9.7.3 sub, ex2.approx: 2^(a - b); relative error 2^-22.5",
-    sass=("ex2.approx",),
-)
 
 
 instruction(
     "fma_constants(dst: frag*n w, src: frag*n r)",
     each("fma.rn.f32 {dst}, {src}, 0f{factor:08X}, 0f{summand:08X};"),
     "9.7.3.7 fma: times a constant plus a constant, given as float32 bits",
-)
-instruction(
-    "fma_plus(dst: frag w, a b: frag r)",
-    each("fma.rn.f32 {dst}, {a}, {b}, 0f{summand:08X};"),
-    "9.7.3 fma: a b plus a constant, given as float32 bits",
-    (_TURNS,),
 )
 
 
@@ -125,23 +112,6 @@ instruction(
     "replace_zero(dst: frag*1 w, src: frag*1 r)",
     each("setp.eq.f32 %pw, {src}, 0f00000000;\nselp.f32 {dst}, 0f{value:08X}, {src}, %pw;"),
     "9.7.6 setp, selp: a constant, given as float32 bits, where the value is zero",
-)
-
-
-def _rest_text(use: UOp, text: dict[str, str]) -> str:
-    lines = (
-        widened(use.arg.attr("dtype"), "{packed}", "%ra", "%rb", "%rb"),
-        "sub.rn.f32 %ra, {src[0]}, %ra;",
-        "sub.rn.f32 %rb, {src[1]}, %rb;",
-        "cvt.rn.{dtype}x2.f32 {dst}, %rb, %ra;",
-    )
-    return each("\n".join(lines))(use, text)
-
-
-instruction(
-    "pack_rest(dst: frag*n w, src: frag*2n r, packed: frag*n r)",
-    _rest_text,
-    "9.7.3.4 sub, 9.7.9.22 cvt: what packing left out, in the same type",
 )
 
 

@@ -14,6 +14,7 @@ from ptxflow.compiler.ir import UOp
 
 CHUNK = 16  # bytes of a lane
 LINE = 128  # bytes of eight lanes
+AHEAD = ("", ".L2::128B", ".L2::256B")  # of copy_async, which L2 brings where it lacks a line
 _FILLED = Rule("it is all of its slot", lambda u: u.src[0].arg == u.arg.attr("bytes"))
 _WHOLE = Rule("it copies whole chunks of 16 bytes", lambda u: u.arg.attr("bytes") % 16 == 0)
 _COUNTED = Rule("tx bytes are below 2^20", lambda u: 0 < u.arg.attr("bytes") < 2**20)
@@ -23,10 +24,12 @@ instruction(
     "global r read-only)",
     "add.u32 %ra, {dst_reg}, {offset};\n"
     "mad.wide.u32 %rda, {index}, 16, {base};\n"
-    "cp.async.cg.shared.global [%ra], [%rda], 16;",
+    "cp.async.cg.shared.global{ahead} [%ra], [%rda], 16;",
     "9.7.9.25.3.1 cp.async: 16 bytes of each lane; index counts 16 bytes; complete with the "
-    "lane's group, and for other lanes once they met",
+    "lane's group, and for other lanes once they met; `ahead`: L2 may bring more at once",
     sass=("cp.async",),
+    defaults=(("ahead", ""),),
+    rules=(Rule("L2 brings 128 or 256 bytes", lambda u: u.arg.attr("ahead") in AHEAD),),
 )
 
 

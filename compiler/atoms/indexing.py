@@ -28,36 +28,6 @@ ENTRY_BITS = 32 + POSITION_BITS
 ENTRY, STATE = 8, 16  # bytes
 
 
-def _weigh_text(use: UOp, text: dict[str, str]) -> str:
-    """Pairs of columns of each row in turn, as an MMA leaves them; or one row alone."""
-    sums, weights, scales = (pieces(text[n]) for n in ("dst", "weights", "scale"))
-    rows, begun = len(sums), text["accumulate"] == "1"
-    pairs = 2 if rows > 1 else 1  # neighbours of one row
-    lines = [] if begun else [f"mov.b32 {d}, 0;" for d in sums]
-    for i, x in enumerate(pieces(text["src"])):
-        row = i // pairs % rows
-        column = i // (pairs * rows) * pairs + i % pairs
-        lines += [
-            f"mul.rn.f32 %_x, {x}, {scales[row]};",
-            "max.f32 %_x, %_x, 0f00000000;",
-            f"fma.rn.f32 {sums[row]}, %_x, {weights[column]}, {sums[row]};",
-        ]
-    return scoped("b32 x", lines)
-
-
-instruction(
-    "weigh_heads(dst: frag*1|2 rw, src weights scale: frag r, accumulate: value)",
-    _weigh_text,
-    "9.7.3 mul, max, fma: of each row the weights of heads times what is above 0 of their "
-    "products, scaled; one row, or two with pairs of columns in turn",
-    rules=(
-        Rule("a scale for each row", lambda u: u.src[3].arg == u.src[0].arg),
-        Rule("a weight for each column", lambda u: u.src[1].arg == u.src[0].arg * u.src[2].arg),
-        Rule("sums begin, or go on", lambda u: u.src[4].arg in ((0, ""), (1, ""))),
-    ),
-)
-
-
 def _sort_key_text(use: UOp, text: dict[str, str]) -> str:
     lines = (
         "add.rn.f32 {dst}, {src}, 0f00000000;",  # -0 to 0
@@ -76,25 +46,7 @@ instruction(
 )
 
 
-def _count_text(use: UOp, text: dict[str, str]) -> str:
-    bits, lines = use.arg.attr("bits"), list[str]()
-    for x in pieces(text["src"]):
-        lines += [
-            f"setp.ne.u32 %_p, {x}, 0;",
-            f"shr.u32 %_d, {x}, {32 - bits};",
-            f"mad.lo.u32 %_d, %_d, 4, {text['bins_reg']};",
-            "@%_p red.shared.add.u32 [%_d], 1;",
-        ]
-    return scoped("b32 d, pred p", lines)
-
-
 _BINS = Rule("there is a bin for each digit", lambda u: u.src[0].arg == 4 << u.arg.attr("bits"))
-instruction(
-    "count_keys(bins: smem a, src: frag r)",
-    _count_text,
-    "9.7.13.8 red.shared: keys by their first digit",
-    rules=(_BINS,),
-)
 
 
 def _entry(x: str, position: str, to: str) -> list[str]:

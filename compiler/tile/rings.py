@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
@@ -50,9 +50,12 @@ class Ring:
         i = var("drain")
         return loop(i, self.stages, self.wait_empty(value(uses) + i))
 
-    def release(self, use: Value) -> UOp:
-        """A warp has read a stage."""
-        return single(at.mbar_arrive(slot(self.empty, self.stage(use))))
+    def release(self, use: Value, ctas: int = 1) -> UOp:
+        """A warp has read a stage, which so many CTAs fill."""
+        bar = slot(self.empty, self.stage(use))
+        if ctas == 1:
+            return single(at.mbar_arrive(bar))
+        return single(*(at.mbar_arrive_peer(bar, rank) for rank in range(ctas)))
 
     def landed(self, use: Value, pending: int = 0) -> list[UOp]:
         """All but `pending` groups of a warp's copies are there, for asynchronous MMAs, too."""
@@ -62,12 +65,14 @@ class Ring:
 
 @dataclass(frozen=True)
 class Tiles:
-    """A ring of tiles of `name`, which TMA fills by the map of that name."""
+    """A ring of tiles of `name`, which TMA fills by the map of that name. `apart`: its boxes are of
+    many places."""
 
     name: str
     ring: Ring
     buffers: UOp
     tile: SmemTile
+    apart: bool = True
 
     def place(self, use: Value, column: int, offset: Value, rows: int) -> UOp:
         """Some rows of the block of columns that begins with one, `offset` bytes on."""
@@ -84,20 +89,29 @@ class Tiles:
         bar = slot(self.ring.full, self.ring.stage(use))
         return at.mbar_arrive_expect(bar, bytes=self.tile.bytes)
 
-    def load(self, use: Value, first: UOp, rows: Sequence[UOp], tall: int) -> list[UOp]:
-        """Boxes of `tall` rows, one below the other, each from a row of the tensor on and of its
-        columns from `first` on."""
-        width = self.columns.step
+    def load(
+        self,
+        use: Value,
+        first: UOp,
+        rows: Sequence[UOp],
+        tall: int,
+        above: Value = 0,
+        by: Callable[..., UOp] = at.tma_load,
+    ) -> list[UOp]:
+        """Boxes of `tall` rows, one below the other and below so many rows of the tile, each from a
+        row of the tensor on and of its columns from `first` on."""
+        attrs = {"box": (self.columns.step, tall), "element": self.tile.element_bytes}
+        attrs |= {"apart": True} if self.apart else {}
         return [
-            at.tma_load(
-                self.place(use, column, i * tall * self.tile.swizzle, tall),
+            by(
+                self.place(
+                    use, column, above * self.tile.swizzle + i * tall * self.tile.swizzle, tall
+                ),
                 param(f"{self.name}_map"),
                 first + column,
                 row,
                 slot(self.ring.full, self.ring.stage(use)),
-                box=(width, tall),
-                element=self.tile.element_bytes,
-                apart=True,
+                **attrs,
             )
             for i, row in enumerate(rows)
             for column in self.columns

@@ -7,8 +7,9 @@ registers that there are. Numbers of shared memory, loops and branches are value
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -158,6 +159,9 @@ class Vector:
         first, last, _ = index.indices(self.n)
         return type(self)(self.registers, part(self.slot, first, last - first), self.by_row)
 
+    def __iter__(self) -> Iterator[Self]:
+        return (self[i] for i in range(self.n))
+
     def each(self) -> list[Self]:
         """Its registers, each apart, as those whose values are used must be."""
         return [self[i].apply(at.copy) for i in range(self.n)]
@@ -233,6 +237,15 @@ class Float32(Vector):
         emit(at.pack(out.slot, self.slot, dtype=dtype))
         return out
 
+    def terms(self, dtype: str, count: int) -> list[UInt32]:
+        """Rounded to 16 bits and, of two terms, what rounding left out."""
+        out = [self.pack(dtype)]
+        if count > 1:
+            out.append(out[0].fresh())
+            for i, (rounded, rest) in enumerate(zip(*out, strict=True)):
+                (self[2 * i : 2 * i + 2] - rounded.unpack(dtype)).pack(dtype, rest)
+        return out
+
 
 def maximum(a: Float32, b: Float32) -> Float32:
     return a.apply(at.max_f32, b)
@@ -245,6 +258,21 @@ def minimum(a: Float32, b: Float32) -> Float32:
 def fma(a: Float32, b: Float32, c: Float32) -> Float32:
     """a b + c with one rounding; b and c as wide as a, or in turn."""
     return a.apply(at.fma_f32, b, c)
+
+
+def times(a: Float32, factor: float, plus: float = 0.0) -> Float32:
+    """a factor + plus, of constants, with one rounding."""
+    return a.apply(at.fma_constants, factor=float_bits(factor), summand=float_bits(plus))
+
+
+def exponential(a: Float32, sign: float = 1.0) -> Float32:
+    """exp(sign a)."""
+    return exp2(times(a, sign / math.log(2)))
+
+
+def sigmoid(a: Float32) -> Float32:
+    """1 / (1 + exp(-a))."""
+    return reciprocal(times(exponential(a, -1.0), 1.0, 1.0))
 
 
 def exp2(a: Float32) -> Float32:

@@ -34,7 +34,6 @@ from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.backend.runtime import Driver, RuntimeUnavailable, gpu_info, require_gpu
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Strategy
-from ptxflow.env.measurements import REFINE
 from ptxflow.env.space import decision_digest
 from ptxflow.env.tasks.arguments import (
     UsageError,
@@ -309,10 +308,6 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
         skipped = sum(len(t.workload.candidates) - len(t.todo) for t in tasks)
         deadline = began + args.time_limit
         finished = measure(tasks, workers, compiler, settings, records, origin, deadline)
-        while finished and (again := undecided(workloads, records.records, args.repeat)):
-            tasks = [make_task(w, (), True) for w in again]  # in new children
-            origin = origin_of(again, argv)
-            finished = measure(tasks, workers, compiler, settings, records, origin, deadline)
         outcomes = chosen_records([*earlier, *records.records], workloads)
     print(bench_table(outcomes))
     note = f" ({skipped} of them recorded before)" if skipped else ""
@@ -352,26 +347,6 @@ def tasks_of(workloads: Sequence[Workload], recorded: Sequence[Record], again: b
     for r in recorded:
         by_place.setdefault((r.device, r.definition, tuple(sorted(r.axes.items()))), []).append(r)
     return [make_task(w, by_place.get((w.device.name, *w.place), ()), again) for w in workloads]
-
-
-def undecided(
-    workloads: Sequence[Workload], recorded: Sequence[Record], runs: int
-) -> list[Workload]:
-    """Of each workload whose near ties fewer than so many runs have timed, these and the default:
-    two kernels that are alike can change places from process to process."""
-    refined: dict[Any, list[Record]] = {}
-    for r in recorded:
-        if r.timing_pass == REFINE and r.status == "ok":
-            place = r.device, r.definition, tuple(sorted(r.axes.items()))
-            refined.setdefault(place, []).append(r)
-    found = []
-    for w in workloads:
-        own = refined.get((w.device.name, *w.place), [])
-        near = {r.key for r in own if "final_us" in r.timing}
-        if near and len({r.run.get("id") for r in own}) < runs:
-            left = (c for c in w.candidates if c.strategy.key in near | {w.default})
-            found.append(replace(w, candidates=(*left,), size=None))
-    return found
 
 
 def chosen_records(records: Sequence[Record], workloads: Sequence[Workload]) -> list[Record]:
@@ -459,8 +434,6 @@ def _how(parser: argparse.ArgumentParser) -> None:
     add("--alone", action="store_true", help="no libraries beside the best: the yardstick alone")
     about = f"for those that may be the fastest, against each other (default: {Settings.ties:g})"
     seconds("--ties", default=Settings.ties, help=about)
-    about = "runs of these, each in new processes, whose mean decides (default: 1)"
-    count("--repeat", default=1, metavar="N", help=about)
     count("--check-seeds", default=2, help="fresh inputs per kernel (default: 2)")
     about = "of the yardstick before a workload, for the clocks (default: 0.5)"
     seconds("--settle", default=0.5, help=about)

@@ -37,8 +37,7 @@ def _times(measured: Iterable[Measurement]) -> list[Times]:
 
 
 def _logs(runs: Sequence[Times]) -> dict[Any, float]:
-    """Mean logarithms of the times of those kernels that all runs have in the surest pass there is:
-    two kernels that are alike can change places from process to process."""
+    """Mean logarithms of the times of the kernels that all runs have, in the surest pass."""
     for name in (FINAL, REFINE, SCREEN):
         logs = [{k: log(t) for k, t in times[name].items()} for times in runs if times[name]]
         if found := _means(logs):

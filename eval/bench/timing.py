@@ -24,8 +24,8 @@ FLUSH = "write 256 MiB, read 128 MiB before every sample"
 FLUSH_US = 150.0  # about
 QUEUED = 64  # samples in flight, each some six launches: well under what the driver queues
 NEAR = 0.04  # of the fastest's time: who is that near by one place in memory may be the fastest
-PLACES = 8  # that each is timed at before anybody leaves ...
-PLACE_ROUNDS = 20  # ... in so many samples, or as many as let all places fit
+PLACES = 16  # that each is timed at before anybody leaves ...
+PLACE_ROUNDS = 10  # ... in so many samples, or as many as let all places fit
 SURE = 3.0  # standard errors of a difference
 EXACT = 7e-4  # standard error of differences at which those that are left count as equal
 WARM_ROUNDS = 2  # samples of each call that are thrown away
@@ -98,19 +98,23 @@ def finals(
         logs.append({name: log(middle(us)) for name, us in samples.items()})
         if len(logs) < 2:  # of one no error is known
             continue
-        best = min(left, key=lambda n: fmean(at[n] for at in logs))
+        best = min(left, key=lambda n: _mean([at[n] for at in logs]))
         behind |= {name: _mean([at[name] - at[best] for at in logs]) for name in left}
         if len(logs) >= PLACES:
             left = [n for n in left if behind[n][0] <= SURE * behind[n][1]]
             if all(behind[n][1] <= EXACT for n in left):
                 break
-    us = exp(fmean(at[best] for at in logs)) if behind else 0.0
+    us = exp(_mean([at[best] for at in logs])[0]) if behind else 0.0
     return {name: Final(us * exp(mean), us * error) for name, (mean, error) in behind.items()}
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """And its standard error."""
-    return fmean(values), stdev(values) / len(values) ** 0.5
+    """Without an eighth at either end, where the host was late; and its standard error (Tukey and
+    McLaughlin's)."""
+    cut = len(values) // 8
+    kept = sorted(values)[cut : len(values) - cut]
+    held = [kept[0]] * cut + kept + [kept[-1]] * cut
+    return fmean(kept), stdev(held) * len(held) ** 0.5 / len(kept)
 
 
 class L2Flush:

@@ -14,6 +14,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import numpy as np
+
 from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.files import write_whole
@@ -22,6 +24,7 @@ from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.records import best_baseline
 from ptxflow.eval.study.html import Plot, Section
 from ptxflow.eval.study.html import page as html_page
+from ptxflow.eval.study.metrics import ends, resamples
 from ptxflow.eval.tune.knowledge import ended
 from ptxflow.eval.tune.loop import Round
 
@@ -99,9 +102,20 @@ def table(states: Sequence[Mapping[str, Any]]) -> str:
         cells = ["-" if x is None else f"{x:.3f}" for x in found]
         rows.append([label, str(state["measured"]), f"{c['us']:.2f}", *cells])
     columns = [[x for x in column if x] for column in zip(*ratios, strict=True)]
-    for name, of in (("geometric mean", geometric_mean), ("least", min)):
-        rows.append([name, "", "", *(f"{of(x):.3f}" if x else "-" for x in columns)])
+    for name, of in (
+        ("geometric mean", lambda x: f"{geometric_mean(x):.3f}"),
+        ("95% over workloads", between),
+        ("least", lambda x: f"{min(x):.3f}"),
+    ):
+        rows.append([name, "", "", *(of(x) if x else "-" for x in columns)])
     return markdown(head, rows, 1)
+
+
+def between(ratios: Sequence[float]) -> str:
+    """The ends of a geometric mean's 95% interval, by bootstrap over workloads."""
+    logs = np.log(ratios)
+    low, high = np.exp(ends(resamples(len(logs)).T @ logs / len(logs)))
+    return f"{low:.3f} to {high:.3f}"
 
 
 def page(state: Mapping[str, Any], folder: Path) -> str:

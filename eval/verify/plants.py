@@ -16,7 +16,7 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -159,14 +159,17 @@ def in_turns(jobs: Sequence[Job]) -> list[Job]:
     return [given for _, given in sorted(ranked, key=lambda one: one[0])]
 
 
-def run(plants: Sequence[Plant], log: Path, until: float) -> dict[str, str]:
-    """What became of each plant on this machine's GPU, by the mutant's id; kernels of one problem
-    one after another. None is begun when the clock (`time.time`) is at `until`."""
+def run(plants: Iterable[Plant], log: Path, until: float) -> dict[str, str]:
+    """What became of each plant on this machine's GPU, by the mutant's id, while others are made;
+    kernels of one problem one after another. None is begun when the clock (`time.time`) is at
+    `until`."""
     known = dict(json.loads(line) for line in log.read_text().splitlines()) if log.exists() else {}
     worker = Worker()
     try:
         for one in plants:
-            if one.mutant.id in known or time.time() > until:
+            if time.time() > until:
+                break
+            if one.mutant.id in known:
                 continue
             if one.why:
                 outcome = one.why
@@ -243,8 +246,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ptxflow-plants-") as folder:
         work = partial(plant, device, args.seed, judged, Path(folder))
         todo = [(given, share(given[1].family)) for given in in_turns(jobs)]
-        plants = [p for found in each(work, todo, args.jobs, "plants") for p in found]
-        outcomes = run(plants, args.log, until)
+        plants = list[Plant]()
+        made = each(work, todo, args.jobs, "plants")
+
+        def as_made() -> Iterator[Plant]:
+            for found in made:
+                plants.extend(found)
+                yield from found
+
+        outcomes = run(as_made(), args.log, until)
     print(table([j for j in judged.values()], plants, outcomes))
     ran = [outcomes.get(p.mutant.id, "") for p in plants]
     return int(any(t.startswith(("wrong", "hang", "fault")) for t in ran))

@@ -50,7 +50,6 @@ _SIBLINGS = (
     ("exp2_f32", "reciprocal_f32", "log2_f32", "rsqrt", "copy", "relu_f32"),
     ("fold_max", "fold_sum"),
     ("add_f32", "copy"),
-    ("exp2_gap", "sub_f32"),
 )
 
 

@@ -105,6 +105,19 @@ GATHERED = {
         strategy(**(_WARPGROUP | {"tile": 128}), gather="tma", arrival="apart", tiles=2),
     ),
 }
+_WHOLE: dict[str, Any] = {
+    "tiles": 1, "dependent": 0, "sum_warps": 1, "sum_chunks": 2, "sum_split": 0, "whole": 1,
+}  # fmt: skip
+#: of the wide space, with pages of 16 tokens
+WIDE = {
+    "a whole sequence": strategy(**_WHOLE, warps=4, promotion=256),
+    "a cluster's whole sequence": strategy(**_WHOLE, cluster=4, order="places"),
+    "a cluster's chunk": strategy(tile=48, tiles=3, cluster=2),
+    "warps of different heads": strategy(own="heads", tiles=3),
+    "a warpgroup's whole sequence": strategy(**(_WARPGROUP | _WHOLE), stages=3, arrival="apart"),
+    "warpgroups' whole sequence": strategy(**(_WARPGROUP | _WHOLE), cluster=2, gather="tma"),
+    "warpgroups' chunk": strategy(**(_WARPGROUP | {"tile": 192}), tiles=3, cluster=2),
+}
 GROUPS = [(d, n, page, s) for d in BOTH for n, (page, s) in GROUP_PATHS.items()]
 GROUPS += [(B200, n, page, s) for n, (page, s) in GATHERED.items()]
 _AXES = axes(16, 1024)
@@ -131,6 +144,8 @@ def _cases() -> tuple[Case, ...]:
     s = PATHS["wide tiles, long chunks"].replace(tile=16, tiles=4)
     p = problem(64, 4096, 64, size=64, group=8, key_heads=1)
     out += [Case("a CTA sums two sequences", d, s, p, p if d is H200 else None) for d in BOTH]
+    p = problem(64, 4096, 16, size=64)
+    out += [Case(n, d, s, p, p) for d in BOTH for n, s in WIDE.items()]
     for d, n, page, s in GROUPS:
         for group, other in ((1, 5), (4, 8), (9, 16)):
             p, small = (problem(64, 4096, page, size=64, group=g) for g in (group, other))
@@ -189,6 +204,11 @@ def _runs() -> tuple[Run, ...]:
         p = of_lengths(lengths, 1, key_heads=1, group=1)
         s = strategy(tiles=1, stages=1, warps=1, order="places")
         out.append(Run(f"{batch} sequences", p, s, {"lengths": lengths}, slow=batch > 33))
+    for dev, (name, s), n, slow in crossed(
+        BOTH, list(WIDE.items()), ([1], [0, 0, 3], [128, 129, 127, 0, 1], [63, 400, 0, 95])
+    ):
+        what = f"{dev.arch}, {name}, lengths {n}"
+        out.append(Run(what, of_lengths(n, 16), s, {"lengths": n}, dev, slow=slow))
     p, s = problem(3, 50, group=4, key_heads=1, size=64), GROUP_PATHS["copied rows"][1]
     for name, dev, how in (("warps", H200, strategy()), ("wgmma", H200, s), ("tcgen05", B200, s)):
         for x in (1e-3, 30.0):
@@ -218,7 +238,8 @@ ROW = Row(
         "machine": [f"{d.arch}: {n}, pages of {1 if d is H200 else 16}"
                     for d in BOTH for n in PATHS if n not in (_LONG, "wide tiles, long chunks")]
         + [f"{d.arch}: {n}, groups of 1 and 5" for d, n, _, _ in GROUPS
-           if "two key heads" not in n] + ["sm_90a: a CTA sums two sequences"],
+           if "two key heads" not in n] + ["sm_90a: a CTA sums two sequences"]
+        + [f"{d.arch}: {n}" for d in BOTH for n in list(WIDE)[d is B200 :: 2]],
         "emulator": [f"sm_90a: {n}, pages of 1" for n in list(PATHS)[:4]]
         + [f"{d.arch}: one tile, groups of 4 and 8" for d in BOTH]
         + ["sm_100a: gathered rows, values later, groups of 4 and 8",

@@ -100,6 +100,11 @@ PATHS = {
     "scattered tokens, steps in order": (1, strategy(share=2, overlap=0)),
     "scattered tokens, more of them than lanes": (1, strategy(tile_kv=160, turns=1)),
     "pages that are no part of a tile": (5, strategy(tile_kv=32, stages=4, order="tiles")),
+    "keys in parts": (0, strategy(consumers=1, share=2, tile_kv=32, parts=3, query_box="tile")),
+    "three blocks on an SM": (
+        64,
+        strategy(consumers=1, tile_kv=32, resident=3, producer_warps=1, value_stages=1),
+    ),
 }
 #: the same for tcgen05
 TMEM_PATHS = {
@@ -111,6 +116,10 @@ TMEM_PATHS = {
     "pages of two tiles": (64, strategy(tile_kv=32, stages=4)),
     "gathered tokens": (1, strategy(tile_kv=96, consumers=1, rescale="lazy")),
     "gathered parts of pages": (5, strategy(tile_kv=128, overlap=0, stages=1, share=4)),
+    "keys in parts, two blocks on an SM": (
+        0,
+        strategy(consumers=1, share=4, tile_kv=32, parts=2, resident=2, query_box="tile"),
+    ),
 }
 _SHORT = (  # seconds of the validator
     "sm_90a: steps in order", "sm_90a: small pages", "sm_90a: tiles of 176 keys",
@@ -258,6 +267,11 @@ ROW = Row(
             (0, strategy(turns=1, consumers=1), "take turns"),
             (0, strategy(pin=1, overlap=0), "pinned"),
             (1, strategy(stages=1), "two stages at least"),
+            (1, strategy(value_stages=1), "two stages at least"),
+            (0, strategy(resident=2), "begins with registers"),
+            (1, strategy(consumers=1, producer_warps=1), "one warp brings whole boxes"),
+            (0, strategy(query_box="tile"), "no box of its own"),
+            (0, strategy(least=4), "counted where keys are in parts"),
             (1, strategy(tile_kv=176), "groups of eight"),
             (0, strategy(rescale="lazy"), "are for wgmma, lazy rescaling for tcgen05"),
         )),

@@ -74,6 +74,9 @@ HOPPER = {
         tile_t=24, lag=3, up_stages=4, down_waves=2, trigger="start", promotion=256, ahead=2,
         feeder="own", route_tokens=2, place_warps=4, sum_ctas=2,
     ),
+    "wide: copied rows": strategy(
+        swap=0, tile_t=64, up_tile=128, down_tile=64, rows="copied", ahead=1
+    ),
     "rows": strategy(swap=0, tile_t=64, up_tile=128, down_tile=64),
     "rows of two groups": strategy(
         swap=0, tile_t=128, consumers=2, up_tile=256, down_tile=256, waves=2, partials="bfloat16"
@@ -89,6 +92,9 @@ BLACKWELL = {
     "wide: columns": strategy(
         tile_t=48, up_tile=128, down_tile=256, up_stages=3, lag=2, down_waves=2, trigger="start",
         ahead=1, feeder="own",
+    ),
+    "wide: copied rows": strategy(
+        swap=0, tile_t=128, up_tile=64, down_tile=128, rows="copied", trigger="start"
     ),
     "rows": strategy(swap=0, tile_t=128, up_tile=64, down_tile=128),
     "rows of two groups": strategy(

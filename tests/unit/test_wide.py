@@ -14,9 +14,10 @@ from ptxflow.compiler.kernels.gemm import GEMM
 from ptxflow.env.relation import relate
 from ptxflow.env.space import decision_digest, enumerate_space
 from tests.builders import gemm_problem, toy_family
-from tests.families import moe
+from tests.families import gqa_decode, moe
 
-PROBLEMS = (gemm_problem(17, 4096, 4096), gemm_problem(1063, 4096, 4096), moe.problem(7))
+PROBLEMS = (gemm_problem(17, 4096, 4096), gemm_problem(1063, 4096, 4096), moe.problem(7),
+            gqa_decode.problem(1, 100, 16), gqa_decode.problem(16, 4096, 64))  # fmt: skip
 
 
 @pytest.mark.parametrize("device", [H200, B200])

@@ -7,7 +7,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, var
 from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
-from ptxflow.compiler.ir.storage import part, slot, tmem
+from ptxflow.compiler.ir.storage import slot, tmem
 from ptxflow.compiler.kernels.dsa_indexer.decisions import COLUMNS, TMEM_ROWS
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE
 from ptxflow.compiler.kernels.dsa_indexer.score import Score
@@ -15,6 +15,7 @@ from ptxflow.compiler.layout import MMA_K_BYTES
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import Ring
+from ptxflow.compiler.tile.values import Float32, emit, repeat, traced
 
 QUAD = 4  # weights of a load
 WARP_ROWS = 32
@@ -25,9 +26,10 @@ class Kernel(Score):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.weights = self.r("held_weights", self.heads)
+        self.weights = self.r.float32(self.heads)
         self.blocks = self.tile // TMEM_ROWS
         self.each = self.blocks // int(s.consumers)  # of a warpgroup
+        self.block_scales = [self.r.float32() for _ in range(self.each)]
         self.columns = COLUMNS if self.heads % COLUMNS == 0 else COLUMNS // 2
         self.products = tmem("products", self.blocks * self.heads, int(s.buffers))
         self.done = Ring.of("done", int(s.buffers), 1, self.warps)
@@ -36,7 +38,7 @@ class Kernel(Score):
         """The lowered kernel."""
         some, step = var("some"), var("multiply")
         found = self.find()
-        consume = loop(some, self.any, self.consume())
+        consume = loop(some, self.any, traced(self.consume))
         produce = loop(some, self.any, self.produce())
         issue = elect(
             WARP.eq(self.warps + 1),
@@ -76,53 +78,40 @@ class Kernel(Score):
 
     # -- adding up -----------------------------------------------------------------------------
 
-    def consume(self) -> list[Body]:
+    def consume(self) -> None:
         step = var("step")
-        return [self.load_weights(QUAD), loop(step, self.tiles, self.weigh(step))]
+        emit(self.load_weights(QUAD))
+        with repeat(step, self.tiles):
+            self.weigh(step)
 
     def row_of(self, block: int) -> UOp:
         """The first of the warp's rows of a block, in the tile."""
         mine = (WARP >> 2) * self.each + block
         return mine * TMEM_ROWS + (WARP & 3) * WARP_ROWS
 
-    def weigh(self, step: UOp) -> list[Body]:
+    def weigh(self, step: UOp) -> None:
         """A lane has a token's row of tensor memory."""
-        stage, buffer = self.ring.stage(step), self.done.stage(step)
-        out: list[Body] = [self.ring.wait_full(step)]
-        for block in range(self.each):
-            place = slot(self.scales, stage, self.row_of(block) * SCALE, WARP_ROWS * SCALE)
-            out.append(at.ld_shared(self.r(f"scale_of_{block}_", 1), place, LANE * SCALE))
-        out += [
-            at.fence_proxy_async(),  # TMA writes what lanes have read
-            at.warp_sync(),
-            self.ring.release(step),
-            self.done.wait_full(step),
-            at.tcgen05_fence_after(),
-        ]
-        for block in range(self.each):
-            out.append(self.add_up(block, buffer))
-        out += [
-            at.tcgen05_fence_before(),
-            at.warp_sync(),
-            self.done.release(step),
-        ]
-        for block in range(self.each):
+        emit(self.ring.wait_full(step))
+        for block, scale in enumerate(self.block_scales):
+            first = self.row_of(block) * SCALE
+            place = slot(self.scales, self.ring.stage(step), first, WARP_ROWS * SCALE)
+            emit(at.ld_shared(scale, place, LANE * SCALE))
+        emit(at.fence_proxy_async(), at.warp_sync())  # TMA writes what lanes have read
+        emit(self.ring.release(step), self.done.wait_full(step), at.tcgen05_fence_after())
+        scores = [self.score(block, self.done.stage(step)) for block in range(self.each)]
+        emit(at.tcgen05_fence_before(), at.warp_sync(), self.done.release(step))
+        for block, score in enumerate(scores):
             first = self.token(step) + self.row_of(block)
-            out.append(self.put(self.r(f"score_{block}_", 1), first + LANE, first, WARP_ROWS))
-        return out
+            self.put(score, first + LANE, first, WARP_ROWS)
 
-    def add_up(self, block: int, buffer: UOp) -> list[UOp]:
+    def score(self, block: int, buffer: UOp) -> Float32:
         """Over all heads, some columns at a time."""
-        out, quarter = list[UOp](), (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
-        values, score = self.r("values", self.columns), self.r(f"score_{block}_", 1)
+        quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
         first = ((WARP >> 2) * self.each + block) * self.heads
+        score, values = self.r.constant(0.0), self.r.float32(self.columns)
         for column in range(0, self.heads, self.columns):
             source = slot(self.products, buffer, first + column, self.columns)
-            weights = part(self.weights, column, self.columns)
-            scale = self.r(f"scale_of_{block}_", 1)
-            out += [
-                at.tcgen05_ld(values, source, quarter, shape="32x32b"),
-                at.tcgen05_wait_ld(),
-                at.weigh_heads(score, values, weights, scale, int(column > 0)),
-            ]
-        return out
+            emit(at.tcgen05_ld(values, source, quarter, shape="32x32b"), at.tcgen05_wait_ld())
+            weights = self.weights[column : column + self.columns]
+            self.add_heads(score, values, weights, self.block_scales[block])
+        return score

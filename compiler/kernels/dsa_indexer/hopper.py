@@ -6,14 +6,16 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, var
-from ptxflow.compiler.ir.statements import Body, Role, loop, role
-from ptxflow.compiler.ir.storage import frag, part, slot
+from ptxflow.compiler.ir.statements import Role, loop, role
+from ptxflow.compiler.ir.storage import slot
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARPGROUP_ROWS
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE
 from ptxflow.compiler.kernels.dsa_indexer.score import Score
 from ptxflow.compiler.layout import MMA_K_BYTES
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, wgmma
+from ptxflow.compiler.tile.softmax import SUM
+from ptxflow.compiler.tile.values import emit, repeat, traced
 
 COLUMNS = 8  # of heads, of which a lane has the weights of two neighbours
 PAIR = 2
@@ -24,84 +26,62 @@ class Kernel(Score):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.weights = self.r("held_weights", self.heads // 4)
-        self.blocks = self.tile // (WARPGROUP_ROWS * int(s.consumers))  # of a warpgroup
-        self.per_block = self.heads // 2
-        self.products = slot(frag("products", self.blocks * self.per_block, "f32"))
+        self.weights = self.r.float32(self.heads // 4)
+        self.blocks = range(self.tile // (WARPGROUP_ROWS * int(s.consumers)))  # of a warpgroup
+        each = [self.r.float32(self.heads // 2, f"products_{b}_", "f32") for b in self.blocks]
+        self.products, self.block_scales = each, [self.r.float32(2) for _ in self.blocks]
 
     def build(self) -> UOp:
         """The lowered kernel."""
         some = var("some")
         found = self.find()
-        consume = loop(some, self.any, self.consume())
+        consume = loop(some, self.any, traced(self.consume))
         produce = loop(some, self.any, self.produce())
-        info = self.whole(self.warps + 1, (self.products.src[0],))
         return finish(
-            info,
+            self.whole(self.warps + 1, ()),
             *found,
             role(Role("consumer", 0, self.warps), consume),
             role(Role("producer", self.warps, 1), produce),
         )
 
-    def consume(self) -> list[Body]:
+    def consume(self) -> None:
         step = var("step")
-        steps = loop(step, self.tiles, self.multiply(step), self.weigh(step))
-        return [
-            self.load_weights(PAIR, LANE & 3, COLUMNS // PAIR),
-            at.mbar_wait(slot(self.q_full), 0),
-            steps,
-        ]
+        emit(self.load_weights(PAIR, LANE & 3, COLUMNS // PAIR))
+        emit(at.mbar_wait(slot(self.q_full), 0))
+        with repeat(step, self.tiles):
+            self.multiply(step)
+            self.weigh(step)
 
     def row_of(self, block: int) -> UOp:
         """The first of the warpgroup's rows of a block."""
-        return ((WARP >> 2) * self.blocks + block) * WARPGROUP_ROWS
+        return ((WARP >> 2) * len(self.blocks) + block) * WARPGROUP_ROWS
 
-    def multiply(self, step: UOp) -> list[UOp]:
-        stage, out = self.ring.stage(step), [self.ring.wait_full(step), at.wgmma_fence()]
+    def multiply(self, step: UOp) -> None:
+        stage = self.ring.stage(step)
+        emit(self.ring.wait_full(step), at.wgmma_fence())
         for column in range(0, self.dim, MMA_K_BYTES):
-            for block in range(self.blocks):
-                first, acc = self.row_of(block) * self.dim, block * self.per_block
+            for block, products in enumerate(self.products):
+                first = self.row_of(block) * self.dim
                 keys = k_major(self.key_tile, self.keys, stage, column, first, WARPGROUP_ROWS)
                 heads = k_major(self.head_tile, self.queries, 0, column)
-                products = part(self.products, acc, self.per_block)
-                out.append(wgmma(products, keys, heads, int(column > 0), "e4m3"))
-        return [*out, at.wgmma_commit()]
+                emit(wgmma(products.slot, keys, heads, int(column > 0), "e4m3"))
+        emit(at.wgmma_commit())
 
-    def weigh(self, step: UOp) -> list[Body]:
+    def weigh(self, step: UOp) -> None:
         """Lane l of a warp has rows l / 4 and l / 4 + 8 of 16, and every fourth pair of columns."""
-        stage, out = self.ring.stage(step), list[Body]()
-        mine = (WARP & 3) * 16
-        for block in range(self.blocks):
-            row = self.row_of(block) + mine
+        stage, mine = self.ring.stage(step), (WARP & 3) * 16
+        for block, scale in enumerate(self.block_scales):
             for half in range(2):
-                out.append(
-                    at.ld_shared(
-                        part(self.r(f"scale_of_{block}_", 2), half, 1),
-                        slot(self.scales, stage, (row + 8 * half) * SCALE, 8 * SCALE),
-                        (LANE >> 2) * SCALE,
-                    )
-                )
-        release = self.ring.release(step)
-        free = [at.fence_proxy_async(), at.warp_sync(), release]  # TMA writes what lanes have read
-        out += [at.wgmma_wait(pending=0), *free]
-        for block in range(self.blocks):
-            out.append(self.add_up(block))
-            first = self.token(step) + self.row_of(block) + mine
+                row = self.row_of(block) + mine + 8 * half
+                place = slot(self.scales, stage, row * SCALE, 8 * SCALE)
+                emit(at.ld_shared(scale[half], place, (LANE >> 2) * SCALE))
+        emit(at.wgmma_wait(pending=0))
+        emit(at.fence_proxy_async(), at.warp_sync())  # TMA writes what lanes have read
+        emit(self.ring.release(step))
+        for block, products in enumerate(self.products):
+            own = self.r.constant(0.0, 2)
+            self.add_heads(own, products, self.weights, self.block_scales[block])
+            score, first = SUM.across(own, (1, 2)), self.token(step) + self.row_of(block) + mine
             for half in range(2):
                 start = first + 8 * half
-                score = part(self.r("score", 2), half, 1)
-                out.append(self.put(score, start + (LANE >> 2), start, 8, (LANE & 3).eq(0)))
-        return out
-
-    def add_up(self, block: int) -> list[UOp]:
-        """Over the columns of a lane, then of four lanes."""
-        own, score = self.r("own_sum", 2), self.r("score", 2)
-        moved, half = self.r("moved", 2), self.r("half_sum", 2)
-        products = part(self.products, block * self.per_block, self.per_block)
-        return [
-            at.weigh_heads(own, products, self.weights, self.r(f"scale_of_{block}_", 2), 0),
-            at.shuffle_xor(moved, own, lanes=1),
-            at.sum_f32(half, own, moved),
-            at.shuffle_xor(moved, half, lanes=2),
-            at.sum_f32(score, half, moved),
-        ]
+                self.put(score[half], start + (LANE >> 2), start, 8, (LANE & 3).eq(0))

@@ -11,14 +11,14 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, param, value, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, parameters
-from ptxflow.compiler.ir.storage import anywhere, mbar, part, slot, smem, value_of
+from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, Workspace, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.rings import Ring
 from ptxflow.compiler.tile.tensors import load_global, store_global
-from ptxflow.compiler.tile.values import Registers
+from ptxflow.compiler.tile.values import Float32, Registers, emit
 
 ENTRY = "dsa_indexer_score"
 SCORES = "scores"  # the workspace: a key for each token of the page table, uint32
@@ -33,7 +33,7 @@ CHUNK = 16  # bytes by which scales are found
 class Score:
     """A strategy applied to a problem, but for what multiplies."""
 
-    weights: UOp  # registers of a lane
+    weights: Float32  # of a lane
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         self.problem, self.s, self.device = problem, s, device
@@ -48,7 +48,8 @@ class Score:
         self.scales = smem("scales", self.tile * SCALE, self.stages, align=128)
         self.ring = Ring.of("ring", self.stages, 1, self.warps + int(device.has_tmem))
         # the sequence, its tokens, and the first one of the span
-        self.row, self.length = CTAID // param("spans"), value_of(self.r("length", 1))
+        self.tokens, self.row = self.r.uint32(name="length"), CTAID // param("spans")
+        self.length = self.tokens.value
         self.first = CTAID % param("spans") * self.span
         # tiles of the span, as far as there are tokens, and whether there is one
         left = self.length - self.length.min(self.first)
@@ -56,7 +57,9 @@ class Score:
         self.any = self.tiles.min(1)
         # tokens that come together: of a page, or of a part of one
         self.box_rows = min(self.page, self.tile)
-        self.boxes = self.tile // self.box_rows
+        # pages that lanes hold, and those of a tile's boxes
+        self.pages, boxes = self.r.uint32(), range(self.tile // self.box_rows)
+        self.box_pages, self.key = [self.r.uint32() for _ in boxes], self.r.uint32()
 
     def whole(self, warps: int, storage: tuple[UOp, ...]) -> KernelInfo:
         """What holds of the kernel, of so many warps, and `storage` of what multiplies."""
@@ -79,7 +82,7 @@ class Score:
         prefetch = [at.prefetch_map(param(name)) for name, kind in PARAMS if kind == "map"]
         return [
             elect(WARP.eq(self.warps), prefetch),
-            load_global(self.r("length", 1), "seq_lens", self.row),
+            load_global(self.tokens.slot, "seq_lens", self.row),
         ]
 
     # -- loading -------------------------------------------------------------------------------
@@ -99,20 +102,17 @@ class Score:
             ),
         )  # fmt: skip
         return [
-            load_global(self.r("pages", 1), "block_table", index, inside),
+            load_global(self.pages.slot, "block_table", index, inside),
             load_queries,
             loop(step, self.tiles, self.look_up(step), elect(value(1), self.fill(step))),
         ]
 
     def look_up(self, step: UOp) -> list[UOp]:
         """The pages of a tile, which a lane holds each; page 0 stands for those past the end."""
+        rows = step * self.tile
         return [
-            at.shuffle_from(
-                self.r(f"page_{i}_", 1),
-                self.r("pages", 1),
-                (step * self.tile + i * self.box_rows) // self.page,
-            )
-            for i in range(self.boxes)
+            at.shuffle_from(page, self.pages, (rows + i * self.box_rows) // self.page)
+            for i, page in enumerate(self.box_pages)
         ]
 
     def fill(self, step: UOp) -> list[UOp]:
@@ -122,8 +122,7 @@ class Score:
         total = self.key_tile.bytes + self.tile * SCALE
         out = [self.ring.wait_empty(step), at.mbar_arrive_expect(bar, bytes=total)]
         inside = (self.first + step * self.tile) % self.page  # of the page, where it is cut
-        for i in range(self.boxes):
-            page = value_of(self.r(f"page_{i}_", 1))
+        for i, page in enumerate(held.value for held in self.box_pages):
             scale = page * (size // CHUNK) + self.page * self.dim // CHUNK
             out += [
                 at.tma_load(
@@ -150,27 +149,41 @@ class Score:
 
     def load_weights(self, wide: int, first: Value = 0, step: int = 1) -> list[UOp]:
         """Of the lane's heads, so many at a time; `first` and `step` count as many."""
-        own, out = self.row * (self.heads // wide) + first, list[UOp]()
-        for i in range(self.weights.arg // wide):
-            held, index = part(self.weights, i * wide, wide), own + i * step
-            out.append(load_global(held, "weights", index, element=4 * wide))
-        return out
+        own = self.row * (self.heads // wide) + first
+        return [
+            load_global(
+                self.weights[i * wide : (i + 1) * wide].slot,
+                "weights",
+                own + i * step,
+                element=4 * wide,
+            )
+            for i in range(self.weights.n // wide)
+        ]
+
+    # -- adding up -----------------------------------------------------------------------------
+
+    def add_heads(self, sums: Float32, products: Float32, weights: Float32, scale: Float32) -> None:
+        """Of a row the weights of heads times what is above 0 of their products, scaled; of two
+        rows products are pairs of columns in turn."""
+        pair = 2 if sums.n > 1 else 1
+        for i, x in enumerate(products):
+            row, column = i // pair % sums.n, i // (pair * sums.n) * pair + i % pair
+            above = (x * scale[row]).apply(at.relu_f32)
+            emit(at.fma_f32(sums[row], above, weights[column], sums[row]))
 
     # -- storing -------------------------------------------------------------------------------
 
     def put(
-        self, score: UOp, token: UOp, first: UOp, count: int, mine: UOp | None = None
-    ) -> list[UOp]:
+        self, score: Float32, token: UOp, first: UOp, count: int, mine: UOp | None = None
+    ) -> None:
         """The key of a lane's token, where it is `mine` to store: up to a multiple of four tokens,
         0 past the sequence's end. A warp stores those of `count` tokens from `first` on."""
-        key, place = self.r("key", 1), (self.row, first, 1, count)
+        place = self.row, first, 1, count
         index = self.row * (param("width") * self.page) + token
         there = token < ((self.length + 3) & 0xFFFFFFFC)
         inside = there if mine is None else there & mine
-        return [
-            at.sort_key(key, score, token < self.length),
-            store_global(SCORES, index, key, place, inside),
-        ]
+        emit(at.sort_key(self.key, score, token < self.length))
+        emit(store_global(SCORES, index, self.key.slot, place, inside))
 
     def token(self, step: UOp) -> UOp:
         """The first token of a step's tile."""

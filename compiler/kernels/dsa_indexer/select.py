@@ -37,7 +37,7 @@ PARAMS = parameters(f"seq_lens block_table {SCORES} topk_indices: ptr, width: u3
 PAIR = 2  # entries of a load
 AHEAD = 4  # such loads of a turn
 
-Visit = Callable[[UInt32, UOp], UOp]  # (a vector of keys, the position of its first)
+Visit = Callable[[UInt32, UOp], Body]  # (a vector of keys, the position of its first)
 
 
 class Sorting:
@@ -252,7 +252,8 @@ class Select:
         shift = const(64 - self.bits) - digit * self.bits
         with where(const(self.slots) < self.length):
             known = self.learn()
-            self.sweep("first", lambda x, _: at.count_keys(self.counted, x, bits=self.bits))
+            one = self.r.uint32(1)
+            self.sweep("first", lambda x, _: traced(self.tally, x, one))
             self.settle(known, const(64 - self.bits))
         with repeat(digit, self.digits, start=1, rolled=True):
             emit(at.ld_shared(left, slot(self.state, 0, 12, 4), 0, alike=True))
@@ -262,6 +263,12 @@ class Select:
                 self.sweep("more", lambda x, place: at.count_entries(
                     self.counted, x, more[:2], place, shift, bits=self.bits))  # fmt: skip
                 self.settle(more, shift)
+
+    def tally(self, keys: UInt32, one: UInt32) -> None:
+        """Keys by their first digit."""
+        for key in keys.each():
+            bin_ = (key.value >> (32 - self.bits)) << 2
+            emit(at.put_place(self.counted, bin_, key.value.ne(0), one))
 
     def learn(self) -> UInt32:
         """The state of the choice."""

@@ -13,19 +13,17 @@ import math
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.ir import param
-from ptxflow.compiler.tile.values import Float32, Registers, exp2, fma, reciprocal
+from ptxflow.compiler.tile.values import (
+    Float32,
+    Registers,
+    exp2,
+    exponential,
+    fma,
+    reciprocal,
+    times,
+)
 
 TERMS = 8  # of the series: what is left out is below 9^-8 / 17 = 1.4e-9
-
-
-def times(x: Float32, factor: float, plus: float = 0.0) -> Float32:
-    """x factor + plus, of constants, with one rounding."""
-    return x.apply(at.fma_constants, factor=float_bits(factor), summand=float_bits(plus))
-
-
-def exponential(x: Float32, sign: float = 1.0) -> Float32:
-    """exp(sign x)."""
-    return exp2(times(x, sign / math.log(2)))
 
 
 def softplus(x: Float32) -> Float32:
@@ -35,7 +33,7 @@ def softplus(x: Float32) -> Float32:
     square, last = z * z, 2 * TERMS - 1
     series = times(square, 1 / last, 1 / (last - 2))
     for odd in range(last - 4, 0, -2):
-        series = series.apply(at.fma_plus, square, summand=float_bits(1 / odd))
+        series = fma(series, square, x.registers.constant(1 / odd))
     return fma(z + z, series, x.apply(at.relu_f32))
 
 
@@ -43,11 +41,6 @@ def decay(A_log: Float32, a: Float32, dt_bias: Float32) -> Float32:
     """exp(-exp(A_log) softplus(a + dt_bias))."""
     gap = softplus(a + dt_bias)
     return exp2(times(exponential(A_log) * gap, -1 / math.log(2)))
-
-
-def sigmoid(b: Float32) -> Float32:
-    """1 / (1 + exp(-b))."""
-    return reciprocal(times(exponential(b, -1.0), 1.0, 1.0))
 
 
 def output_scale(registers: Registers, size: int) -> Float32:

@@ -12,15 +12,26 @@ from itertools import product
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, parameters, when
+from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
 from ptxflow.compiler.ir.storage import global_tensor, rectangle
 from ptxflow.compiler.kernels.gdn_decode.decisions import BULK
-from ptxflow.compiler.kernels.gdn_decode.gates import decay, output_scale, sigmoid, times
+from ptxflow.compiler.kernels.gdn_decode.gates import decay, output_scale
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT, Ring
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.softmax import SUM
 from ptxflow.compiler.tile.tensors import load_global, store_global
-from ptxflow.compiler.tile.values import Float32, UInt32, emit, fma, repeat, traced
+from ptxflow.compiler.tile.values import (
+    Float32,
+    UInt32,
+    elected,
+    emit,
+    fma,
+    repeat,
+    sigmoid,
+    times,
+    traced,
+    where,
+)
 
 ENTRY = "gdn_decode"
 ELEMENT = 2  # bytes, of what is not the state
@@ -60,28 +71,27 @@ class Kernel(Ring):
         """What is asked for before the first step."""
         if self.bulk:
             for i in range(self.stages):
-                emit(elect(self._asks(const(i)), self._ask(const(i))))
-            first = self._load_v(const(0))
-            emit(when(const(0) < self.count, first) if self.loops else first)
-
-    def _next(self, use: UOp, *body: Body) -> Body:
-        return None if self.once else when(use + 1 < self.count, *body)
+                with elected(self._asks(const(i))):
+                    self._ask(const(i))
+            with where(const(0) < self.count if self.loops else None):
+                self._load_v(const(0))
 
     def _step(self, use: UOp) -> None:
         """The rows of a step. All loads come before what is computed from the first."""
         self._at_first(use, self._load_head)
         if not self.bulk:
-            emit(self._load_rows(use))
+            self._load_rows(use)
         self._at_first(use, self._compute_head)
         if self.bulk:
-            emit(self._take(use))
+            self._take(use)
         rows, v = self._decayed()
-        if self.bulk:
-            emit(self._next(use, self._load_v(use + 1)))
+        if self.bulk and not self.once:
+            with where(use + 1 < self.count):
+                self._load_v(use + 1)
         total = self._sums(rows, [self.k, self.q] if self.together else [self.k])
         change = fma(total[: self.flight], self.minus_beta, v)
         new = [fma(self.k, change[r], row) for r, row in enumerate(rows)]
-        emit(self._leave(use, new))
+        self._leave(use, new)
         if self.together:
             self._output(use, fma(change, self.kq, total[self.flight :]))
         else:
@@ -89,31 +99,29 @@ class Kernel(Ring):
 
     # -- loads ---------------------------------------------------------------------------------
 
-    def _load_rows(self, use: UOp) -> list[UOp]:
+    def _load_rows(self, use: UOp) -> None:
         """The lane's rows and their values, into registers."""
-        out = [self._load_v(use)]
-        for r in range(self.flight):
+        self._load_v(use)
+        for r, row in enumerate(self.state):
             for j in range(self.vectors):
                 index, place, attrs = self._access("state", use, r, j)
-                vector = self._vector(self.state[r], j)
-                out.append(load_global(vector, "state", index, self._given, place, **attrs))
-        return out
+                emit(load_global(self._vector(row, j), "state", index, self._given, place, **attrs))
 
-    def _load_v(self, use: UOp) -> UOp:
+    def _load_v(self, use: UOp) -> None:
         """The values of the lane's rows; a pair in a register, where there are several."""
         row, place, v = self._lane_row(use), self._token_place("v", use), self.v.slot
         if self.flight == 1:
-            return at.ld_global_narrow(v, param("v"), row, place, dtype=self._dtype)
-        return load_global(v, "v", row, 1, place, element=ELEMENT)
+            emit(at.ld_global_narrow(v, param("v"), row, place, dtype=self._dtype))
+        else:
+            emit(load_global(v, "v", row, 1, place, element=ELEMENT))
 
     def _at_first(self, use: UOp, some: Callable[[UOp], None]) -> None:
         """What belongs to a head, at its first step."""
         _, row = self._block(use)
-        body = traced(some, row)
-        if self.once or self.passes == 1:
-            emit(body)
-        else:
-            emit(when(use.eq(0) if not self.loops else (use % self._passes).eq(0), body))
+        always = self.once or self.passes == 1
+        step = use % self._passes if self.loops else use
+        with where(None if always else step.eq(0)):
+            some(row)
 
     def _load_head(self, row: UOp) -> None:
         head, narrow = row % self.value_heads, {"dtype": self._dtype}
@@ -163,18 +171,19 @@ class Kernel(Ring):
 
     # -- stores --------------------------------------------------------------------------------
 
-    def _leave(self, use: UOp, new: list[Float32]) -> list[Body]:
+    def _leave(self, use: UOp, new: list[Float32]) -> None:
         """The new rows to their tensor."""
-        in_bulk, out = self.s.path == BULK, list[Body]()
+        in_bulk = self.s.path == BULK
         for r, row in enumerate(new):
             for j in range(self.vectors):
                 vector = self._vector(row, j)
                 if in_bulk:
-                    out.append(self._put(use, r, j, vector))
+                    emit(self._put(use, r, j, vector))
                 else:
                     index, place, attrs = self._access("new_state", use, r, j)
-                    out.append(store_global("new_state", index, vector, place, **attrs))
-        return [*out, *self._send(use)] if in_bulk else out
+                    emit(store_global("new_state", index, vector, place, **attrs))
+        if in_bulk:
+            self._send(use)
 
     def _output(self, use: UOp, products: Float32) -> None:
         """scale x products, rounded once; the first lane of a row stores it."""
@@ -182,8 +191,8 @@ class Kernel(Ring):
         row, first = self._lane_row(use), (LANE % self.lanes).eq(0)
         place = self._token_place("output", use)
         if self.flight == 1:
-            where = param("output"), row, first, place
-            emit(at.st_global_narrow(*where, scaled.slot, dtype=self._dtype))
+            target = param("output"), row, first, place
+            emit(at.st_global_narrow(*target, scaled.slot, dtype=self._dtype))
         else:
             packed = scaled.pack(self._dtype).slot
             emit(store_global("output", row, packed, place, first, ELEMENT))

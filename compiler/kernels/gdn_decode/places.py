@@ -9,19 +9,19 @@ all lanes read it and write it. Warps share nothing.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, const, param, special, value
-from ptxflow.compiler.ir.statements import Body, elect, when
 from ptxflow.compiler.ir.storage import global_tensor, mbar, rectangle, slot, smem
 from ptxflow.compiler.kernels.gdn_decode import decisions
 from ptxflow.compiler.kernels.gdn_decode.decisions import BULK
 from ptxflow.compiler.kernels.gdn_decode.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.gdn_decode.problem import STATE_BYTES
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
-from ptxflow.compiler.lower import single
-from ptxflow.compiler.tile.values import Float32, Registers
+from ptxflow.compiler.tile.values import Float32, Registers, elected, emit, where
 
 PRESENT = "state_present"
 
@@ -128,24 +128,18 @@ class Ring(Places):
         """Which vectors of every lane's an access touches, for the validator."""
         return {"across": ((first, first + count),)}
 
-    def _ask(self, use: UOp) -> list[UOp]:
+    def _ask(self, use: UOp) -> None:
         """One lane asks for the warp's rows of a step."""
         buffer, bar = self._stage(use)
         place = self._place("state", use, 0, self.flight * self.size)
-        row, element = self._first_row(use), self.size * STATE_BYTES
-        return [
-            at.mbar_arrive_expect(bar, bytes=self.bytes),
-            at.bulk_load(
-                buffer,
-                param("state"),
-                row,
-                place,
-                bar,
-                bytes=self.bytes,
-                element=element,
-                **self._across(0, self.flight * self.vectors),
-            ),
-        ]
+        emit(at.mbar_arrive_expect(bar, bytes=self.bytes))
+        emit(at.bulk_load(buffer, param("state"), self._first_row(use), place, bar, **self._rows))
+
+    @property
+    def _rows(self) -> dict[str, Any]:
+        """Of a bulk copy: all of a warp's rows."""
+        across = self._across(0, self.flight * self.vectors)
+        return {"bytes": self.bytes, "element": self.size * STATE_BYTES, **across}
 
     def _lane_offset(self, r: int, j: int) -> UOp:
         """Bytes from the warp's buffer to a lane's vector."""
@@ -153,53 +147,50 @@ class Ring(Places):
         lane = LANE // self.lanes * (self.flight * row) + LANE % self.lanes * self._vector_bytes
         return lane + (r * row + j * self.lanes * self._vector_bytes)
 
-    def _take(self, use: UOp) -> list[Body]:
+    def _take(self, use: UOp) -> None:
         """The warp's rows from its ring, once they have landed; zeros where there is no state."""
         buffer, bar = self._stage(use)
-        reads, zeros = list[UOp](), list[UOp]()
-        for r, row in enumerate(self.state):
-            zeros.append(at.mov(row.slot, 0))
-            for j in range(self.vectors):
-                across = self._across(r * self.vectors + j, 1)
-                vector, offset = self._vector(row, j), self._lane_offset(r, j)
-                reads.append(at.ld_shared_v4(vector, buffer, offset, last="src", **across))
-        wait = at.mbar_wait(bar, (value(use) // self.stages) & 1)
-        refill: Body = None
-        if self.s.path != BULK and self.refills:
-            again = use + self.stages
-            refill = [*self._hand_over(), elect(again < self.count, self._ask(again))]
-        return [when(self._given, wait, reads, refill), when(param(PRESENT).eq(0), zeros)]
+        with where(self._given):
+            emit(at.mbar_wait(bar, (value(use) // self.stages) & 1))
+            for r, row in enumerate(self.state):
+                for j in range(self.vectors):
+                    across = self._across(r * self.vectors + j, 1)
+                    vector, offset = self._vector(row, j), self._lane_offset(r, j)
+                    emit(at.ld_shared_v4(vector, buffer, offset, last="src", **across))
+            if self.s.path != BULK and self.refills:
+                again = use + self.stages
+                self._hand_over()
+                with elected(again < self.count):
+                    self._ask(again)
+        with where(param(PRESENT).eq(0)):
+            emit([at.mov(row, 0) for row in self.state])
 
-    def _hand_over(self) -> list[UOp]:
+    def _hand_over(self) -> None:
         """What the lanes did in shared memory comes before what the async proxy does next."""
-        return [at.fence_proxy_async(), at.warp_sync()]
+        emit(at.fence_proxy_async(), at.warp_sync())
 
-    def _send(self, use: UOp) -> list[Body]:
+    def _send(self, use: UOp) -> None:
         """The warp's new rows leave its ring in bulk, and later rows take the place of older."""
         buffer, _ = self._stage(use)
-        store = at.bulk_store(
-            buffer,
-            param("new_state"),
-            self._first_row(use),
-            self._place("new_state", use, 0, self.flight * self.size),
-            bytes=self.bytes,
-            element=self.size * STATE_BYTES,
-            **self._across(0, self.flight * self.vectors),
-        )
-        out: list[Body] = [*self._hand_over()]
-        if self.once:
-            return [*out, single(store, at.bulk_commit(), at.bulk_wait_read(pending=0))]
-        if not self.refills:
-            return [*out, single(store, at.bulk_commit())]
-        out.append(single(store, at.bulk_commit(), at.bulk_wait_read(pending=self._pending)))
+        place = self._place("new_state", use, 0, self.flight * self.size)
+        self._hand_over()
+        with elected():
+            first = self._first_row(use)
+            emit(at.bulk_store(buffer, param("new_state"), first, place, **self._rows))
+            emit(at.bulk_commit())
+            if self.once or self.refills:
+                emit(at.bulk_wait_read(pending=0 if self.once else self._pending))
+        if self.once or not self.refills:
+            return
         again = use + (self.stages - self._pending)
         more = self._asks(again)
         if self._pending:  # the first step leaves no place: the whole ring was filled before it
             more = more & (const(0) < use)
         # the other lanes write the next stage unasked where there is no state; of more than two
         # stages they hear in time, at the next step
-        told = at.warp_sync() if self.stages <= 2 else None
-        return [*out, told, elect(more, self._ask(again))]
+        emit(at.warp_sync() if self.stages <= 2 else None)
+        with elected(more):
+            self._ask(again)
 
     def _asks(self, use: UOp) -> UOp:
         """Whether there are rows to ask for at a step."""

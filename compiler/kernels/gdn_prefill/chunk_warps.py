@@ -42,8 +42,11 @@ from ptxflow.compiler.tile.values import (
     UInt32,
     emit,
     exp2,
+    exponential,
     maximum,
     shuffle_from,
+    sigmoid,
+    times,
     trace,
     traced,
     where,
@@ -120,8 +123,8 @@ class ChunkWarps(Shape):
                 emit(load_global(held.slot, name, self.place[1]))
             if not self.carries:  # a chain of loads is all that the chunk waits for
                 emit(self._load_gates(first))
-            self.rate = gates.times(gates.exponential(A_log), -1 / math.log(2))
-            self.minus_bias, self.shut = gates.times(dt_bias, -1.0), r.constant(SHUT)
+            self.rate = times(exponential(A_log), -1 / math.log(2))
+            self.minus_bias, self.shut = times(dt_bias, -1.0), r.constant(SHUT)
             emit(self._load_gates(first) if self.carries else None)
             self._gates(first)
             emit(self._later(1) if self.carries else None)
@@ -247,7 +250,7 @@ class ChunkWarps(Shape):
     def _gates(self, n: Value) -> None:
         """A chunk's numbers; tokens past its end neither decay nor change anything."""
         gap = gates.softplus(self.gate_a - self.minus_bias)
-        log, beta = maximum(gap * self.rate, self.shut), gates.sigmoid(self.gate_b)
+        log, beta = maximum(gap * self.rate, self.shut), sigmoid(self.gate_b)
         for i in range(self._lane_tokens):
             inside = (self.first(n) + LANE + i * WARP < self.end) & (LANE + i * WARP < self.chunk)
             emit([at.hide(x[i], inside, to=0) for x in (log, beta)])
@@ -263,10 +266,8 @@ class ChunkWarps(Shape):
 
     def _put_gates(self, n: Value, log: Float32, beta: Float32, total: Float32) -> None:
         raised = exp2(log)
-        read, pull = raised * self.scale, gates.times(beta, -1.0) * raised
-        leave = self.r.float32(log.n)
-        emit(at.exp2_gap(leave.slot, total.slot, log.slot))
-        whole = exp2(total)
+        read, pull = raised * self.scale, times(beta, -1.0) * raised
+        leave, whole = exp2(total.apply(at.sub_f32, log, n=log.n)), exp2(total)
         arrays = {Gate.LOG: log, Gate.BETA: beta, Gate.PULL: pull, Gate.READ: read}
         for which, held in (arrays | {Gate.LEAVE: leave, Gate.TOTAL: whole}).items():
             for i in range(held.n):
@@ -329,13 +330,14 @@ class ChunkWarps(Shape):
             place = (i * UNIT + half * 8 + ROW) << 2
             emit(at.ld_shared(rows[half].slot, log, place))
             emit(at.ld_shared(betas[half].slot, beta, place))
-        minus = gates.times(betas, -1.0)
+        minus = times(betas, -1.0)
         for half in range(2):
             columns, place = r.float32(2), (j * UNIT + half * 8 + COLUMN) << 2
             emit(at.ld_shared_lanes(columns.slot, log, place))
             for row in range(2):
                 first = half * QUAD + 2 * row
-                emit(at.exp2_gap(gap[first : first + 2].slot, rows[row].slot, columns.slot))
+                for c in range(2):
+                    emit(at.exp2_f32(gap[first + c], rows[row] - columns[c]))
         return gap, minus
 
     def _weigh(self, i: UOp, j: UOp, keys: Float32, scores: Float32, minus: Float32) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import CTAID, UOp, Value, frag, param, slot, smem, value_of
@@ -25,7 +24,7 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import (
 from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.tile.tensors import load_global
-from ptxflow.compiler.tile.values import Float32, Registers, UInt32, emit
+from ptxflow.compiler.tile.values import Float32, Registers, UInt32
 
 PRESENT = "state_present"
 
@@ -125,12 +124,8 @@ class Shape:
         return n * self.chunk + self.begin
 
     def terms(self, x: Float32, count: int) -> list[UInt32]:
-        """What it is multiplied as: rounded, and of two terms what rounding leaves out."""
-        out = [x.pack(self.operand)]
-        if count > 1:
-            out.append(out[0].fresh())
-            emit(at.pack_rest(out[1].slot, x.slot, out[0].slot, dtype=self.operand))
-        return out
+        """What it is multiplied as."""
+        return x.terms(self.operand, count)
 
     def find_bounds(self) -> list[UOp]:
         """Where the sequence begins and ends: the low words of two bounds."""

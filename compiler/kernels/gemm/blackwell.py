@@ -7,10 +7,12 @@ CTA pair (cta_group 2) both CTAs load, and the even one issues for both.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, const, var
-from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
-from ptxflow.compiler.ir.storage import frag, slot, tmem
+from ptxflow.compiler.ir.statements import Role, elect, role
+from ptxflow.compiler.ir.storage import slot, tmem
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
@@ -18,6 +20,7 @@ from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import Ring
+from ptxflow.compiler.tile.values import Float32, emit, repeat, traced, where
 
 MMA_K = 16
 
@@ -27,7 +30,7 @@ class Kernel:
 
     def __init__(self, t: Tiling, fused: Plain):
         self.t, self.s, self.fused, self.operand = t, t.s, fused, t.dtype
-        s = t.s
+        s, self.r = t.s, fused.registers
         self.reuses = bool(s.persistent)  # accumulators are handed back to the MMA
         self.warps = 4 * s.consumers
         self.rows: int = min(s.tile_m, 128)  # of one MMA, in this CTA
@@ -40,100 +43,92 @@ class Kernel:
         self.columns = 32 if self._share()[1] % 32 == 0 else 16
         held = self.columns if self.rows == 128 else self.columns // 2
         self._lane_column = const(0) if self.rows == 128 else (LANE >> 4) * held
-        self.acc, self.out = frag("val", held, "f32"), frag("out", held // 2, "b32")
+        self.acc = self.r.float32(held, "val", "f32")
+        self.out = self.r.uint32(name="out", width=held // 2)
         self.ring = Ring.of("ring", s.num_stages, 1, t.sharers if t.multicast else 1)
         self.done = Ring.of("acc", s.acc_buffers, 1, 32 * self.warps * s.cta_group)
         self.store = Store(t)
         per_thread = s.tile_m * s.tile_n // (32 * self.warps)
-        self.reduction = SplitK(t, self.warps, per_thread, split_piece(t.device))
+        self.reduction = SplitK(t, self.r, self.warps, per_thread, split_piece(t.device))
 
     def build(self) -> UOp:
         s, t = self.s, self.t
         bars = [self.ring.full, self.ring.empty, self.done.full]
         if self.reuses:
             bars.append(self.done.empty)
-        tiles = t.each_tile("e", self.epilogue)
-        epilogue = [*self.reduction.begin(), tiles, *self.store.drain()]
+        epilogue = traced(self.consume)
         after = self.reduction.after(self.reduce)
-        held = self.acc, self.out, self.tmem, *self.reduction.storage
-        info = t.info(*bars, *held, *self.fused.registers.storage, cta_group=s.cta_group)
         # after the last read, one warpgroup that stages C meets, and so does a cluster that sums
         ends = {"drained": t.split or (t.staged and s.consumers == 1), "meet": t.pair}
         regs = int(consumer_regs(s.fields()))
-        if not s.warp_specialized:
-            alone = elect(WARP.eq(0), t.each_tile("i", self.load_and_issue), t.drain(self.ring))
-            return finish(
-                info,
-                role(Role("epilogue", 0, self.warps), alone, epilogue),
-                *after,
-                **ends,
-            )
-        load = elect(WARP.eq(self.warps), t.each_tile("p", self.produce), t.drain(self.ring))
-        issuer = WARP.eq(self.warps + 1)
-        issue = elect(issuer & CTA_RANK.eq(0) if t.pair else issuer, t.each_tile("m", self.issue))
-        return finish(
-            info,
-            role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
-            role(Role("control", self.warps, 4, regs=s.producer_regs), load, issue),
-            *after,
-            **ends,
-        )
+        if s.warp_specialized:
+            load = elect(WARP.eq(self.warps), traced(self.loading, "p", self.produce))
+            issuer = WARP.eq(self.warps + 1)
+            issuer = issuer & CTA_RANK.eq(0) if t.pair else issuer
+            issue = elect(issuer, traced(t.each_tile, "m", self.issue))
+            roles = [
+                role(Role("epilogue", 0, self.warps, regs=regs), epilogue),
+                role(Role("control", self.warps, 4, regs=s.producer_regs), load, issue),
+            ]
+        else:
+            alone = elect(WARP.eq(0), traced(self.loading, "i", self.load_and_issue))
+            roles = [role(Role("epilogue", 0, self.warps), alone, epilogue)]
+        held = self.tmem, *self.reduction.storage, *self.r.storage
+        return finish(t.info(*bars, *held, cta_group=s.cta_group), *roles, *after, **ends)
 
     # -- loading -------------------------------------------------------------------------------
 
-    def load(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
+    def loading(self, name: str, body: Callable[[UOp, UOp], None]) -> None:
+        self.t.each_tile(name, body)
+        emit(self.t.drain(self.ring))
+
+    def load(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> None:
         """A pair's bytes all count on the even CTA's barrier."""
         bar = slot(self.ring.full, self.ring.stage(use))
-        expect = at.mbar_arrive_expect(bar, bytes=self.t.stage_bytes)
-        if self.t.pair:
-            expect = when(CTA_RANK.eq(0), expect)
-        return [expect, *self.t.load_stage(self.ring, use, k, m0, n0)]
+        with where(CTA_RANK.eq(0) if self.t.pair else None):
+            emit(at.mbar_arrive_expect(bar, bytes=self.t.stage_bytes))
+        emit(self.t.load_stage(self.ring, use, k, m0, n0))
 
-    def produce(self, tile: UOp, sequence: UOp) -> list[UOp]:
+    def produce(self, tile: UOp, sequence: UOp) -> None:
         m0, n0 = self.t.origin(tile)
         k = var("k_load")
         use = sequence * self.t.k_trips + k
-        return [loop(k, self.t.k_trips, self.ring.wait_empty(use), self.load(use, k, m0, n0))]
+        with repeat(k, self.t.k_trips):
+            emit(self.ring.wait_empty(use))
+            self.load(use, k, m0, n0)
 
-    def load_and_issue(self, tile: UOp, sequence: UOp) -> list[UOp]:
+    def load_and_issue(self, tile: UOp, sequence: UOp) -> None:
         """Not specialised: fill the ring, then refill the stage of step k-1 after issuing k."""
         m0, n0 = self.t.origin(tile)
         fill, k = var("k_fill"), var("k")
-        use = k + (self.s.num_stages - 1)
-        refill = when(
-            (const(0) < k) & (use < self.t.k_trips),
-            self.ring.wait_empty(use),
-            self.load(use, use, m0, n0),
-        )
-        step = self.step(k, k, const(0))
-        finished = self.commit(slot(self.done.full, 0), pair_only=True)
-        if self.t.pair:
-            step, finished = [when(CTA_RANK.eq(0), step)], when(CTA_RANK.eq(0), finished)
-        first = self.t.k_trips.min(self.s.num_stages)
-        return [
-            loop(fill, first, self.load(fill, fill, m0, n0)),
-            loop(k, self.t.k_trips, step, refill),
-            finished,
-        ]
+        use, issuer = k + (self.s.num_stages - 1), CTA_RANK.eq(0) if self.t.pair else None
+        with repeat(fill, self.t.k_trips.min(self.s.num_stages)):
+            self.load(fill, fill, m0, n0)
+        with repeat(k, self.t.k_trips):
+            with where(issuer):
+                self.step(k, k, const(0))
+            with where((const(0) < k) & (use < self.t.k_trips)):
+                emit(self.ring.wait_empty(use))
+                self.load(use, use, m0, n0)
+        with where(issuer):
+            emit(self.commit(slot(self.done.full, 0), pair_only=True))
 
     # -- multiplying ---------------------------------------------------------------------------
 
-    def issue(self, tile: UOp, sequence: UOp) -> list[UOp]:
+    def issue(self, tile: UOp, sequence: UOp) -> None:
         k = var("k")
         buffer = self.done.stage(sequence)
-        steps = loop(k, self.t.k_trips, self.step(sequence * self.t.k_trips + k, k, buffer))
         # the fence after the first full stage also orders the MMA after the epilogue's reads
-        wait = [self.done.wait_empty(sequence)] if self.s.persistent else []
-        return [*wait, steps, self.commit(slot(self.done.full, buffer), pair_only=True)]
+        emit(self.done.wait_empty(sequence) if self.s.persistent else None)
+        with repeat(k, self.t.k_trips):
+            self.step(sequence * self.t.k_trips + k, k, buffer)
+        emit(self.commit(slot(self.done.full, buffer), pair_only=True))
 
-    def step(self, use: UOp, k: UOp, buffer: UOp) -> list[UOp]:
+    def step(self, use: UOp, k: UOp, buffer: UOp) -> None:
         stage = self.ring.stage(use)
-        return [
-            self.ring.wait_full(use),
-            at.tcgen05_fence_after(),
-            *self.mma(stage, k, buffer),
-            self.commit(slot(self.ring.empty, stage)),
-        ]
+        emit(self.ring.wait_full(use), at.tcgen05_fence_after())
+        self.mma(stage, k, buffer)
+        emit(self.commit(slot(self.ring.empty, stage)))
 
     def commit(self, bar: UOp, pair_only: bool = False) -> UOp:
         """Arrive when the MMAs so far are complete: in both CTAs that wait for them."""
@@ -142,49 +137,51 @@ class Kernel:
             bar, cta_group=self.s.cta_group, mask=(1 << self.t.sharers) - 1 if both else 0
         )
 
-    def mma(self, stage: UOp, k: UOp, buffer: UOp) -> list[UOp]:
-        t, s, out = self.t, self.s, []
+    def mma(self, stage: UOp, k: UOp, buffer: UOp) -> None:
+        t, s = self.t, self.s
         for step in range(0, s.tile_k, MMA_K):
             for i in range(self.blocks_m):
                 a = k_major(t.a, t.a_smem, stage, step, t.a.row_offset(i * self.rows), self.rows)
                 b = k_major(t.b, t.b_smem, stage, step)
                 d, go_on = slot(self.tmem, buffer, i * s.tile_n, s.tile_n), k.ne(0)
                 m = self.rows * s.cta_group
-                out.append(tcgen05(d, a, b, 1 if step else go_on, m, self.operand, s.cta_group))
-        return out
+                emit(tcgen05(d, a, b, 1 if step else go_on, m, self.operand, s.cta_group))
 
     # -- storing -------------------------------------------------------------------------------
 
-    def sums(self, m0: UOp, n0: UOp, sequence: UOp) -> tuple[list[Body], list[UOp]]:
-        """What makes a tile's sums readable, and what follows their last read."""
-        free = [at.tcgen05_fence_before(), *self._release(self.done.stage(sequence))]
-        return [self.done.wait_full(sequence), at.tcgen05_fence_after()], free
+    def consume(self) -> None:
+        emit(self.reduction.begin())
+        self.t.each_tile("e", self.epilogue)
+        emit(self.store.drain())
 
-    def epilogue(self, tile: UOp, sequence: UOp) -> list[Body]:
+    def sums(self, m0: UOp, n0: UOp, sequence: UOp) -> list[UOp]:
+        """Makes a tile's sums readable; what follows their last read."""
+        emit(self.done.wait_full(sequence), at.tcgen05_fence_after())
+        return [at.tcgen05_fence_before(), *self._release(self.done.stage(sequence))]
+
+    def epilogue(self, tile: UOp, sequence: UOp) -> None:
         """Accumulators from TMEM to C; a warp reads the quarter of the lanes it may reach."""
         m0, n0 = self.t.origin(tile)
         buffer = self.done.stage(sequence)
         blocks, columns, block0, column0 = self._share()
-        out, free = self.sums(m0, n0, sequence)
+        free = self.sums(m0, n0, sequence)
         if not self.t.staged:
             for i in range(blocks):
                 for c in range(0, columns, self.columns):
-                    index = (i * columns + c) // self.columns
-                    out.append(self._write(buffer, block0 + i, column0 + c, m0, n0, index))
-            return [*out, *free]
+                    self._write(buffer, i, c, m0, n0)
+            emit(free)
+            return
 
-        def fill(column: int, place: UOp) -> Body:
+        def fill(column: int, place: UOp) -> None:
             wide = self.t.c.swizzle // ELEMENT
-            body: list[Body] = [
-                self._stage(buffer, m0, n0, block0, i, column0, column + c, place)
-                for i in range(blocks)
-                for c in range(0, wide, self.columns)
-            ]
-            last = column + wide == columns  # hands on all that was read of TMEM
-            return [*body, *(free if last else [])]
+            for i in range(blocks):
+                for c in range(0, wide, self.columns):
+                    self._stage(buffer, m0, n0, i, column + c, place)
+            if column + wide == columns:  # hands on all that was read of TMEM
+                emit(free)
 
         row0, from_column = m0 + block0 * self.rows, n0 + column0
-        return [*out, self.store.stage(sequence, row0, from_column, columns, fill)]
+        self.store.stage(sequence, row0, from_column, columns, fill)
 
     def _release(self, buffer: UOp) -> list[UOp]:
         if not self.reuses:
@@ -201,94 +198,79 @@ class Kernel:
             return 1, self.s.tile_n, group, const(0)
         return 1, self.s.tile_n // 2, const(0), group * (self.s.tile_n // 2)
 
-    def _read(self, buffer: UOp, block: UOp, column: UOp, index: int) -> list[UOp]:
-        """A chunk of columns from TMEM to registers, the thread's number `index` of them."""
-        source = slot(self.tmem, buffer, block * self.s.tile_n + column, self.columns)
+    def _read(self, buffer: UOp, block: int, column: int) -> None:
+        """A chunk of columns of a block, counted from the warpgroup's first, to registers."""
+        _, _, block0, column0 = self._share()
+        first = (block0 + block) * self.s.tile_n + (column0 + column)
+        source = slot(self.tmem, buffer, first, self.columns)
         quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
         wide = {"shape": "32x32b"}
         # M 64 leaves every second group of 16 lanes empty: their threads take the other columns
         form = wide if self.rows == 128 else {"shape": "16x32bx2", "split": self.columns // 2}
-        return [at.tcgen05_ld(slot(self.acc), source, quarter, **form), at.tcgen05_wait_ld()]
+        emit(at.tcgen05_ld(self.acc, source, quarter, **form), at.tcgen05_wait_ld())
 
-    def _stage(
-        self,
-        buffer: UOp,
-        m0: UOp,
-        n0: UOp,
-        block0: UOp,
-        block: int,
-        column0: UOp,
-        column: int,
-        place: UOp,
-    ) -> list[UOp]:
-        """A chunk to the staging buffer; `block` and `column` count from the warpgroup's first."""
-        index = (block * self._share()[1] + column) // self.columns
-        out = self._read(buffer, block0 + block, column0 + column, index)
+    def _index(self, block: int, column: int) -> int:
+        """The number of a chunk, of the thread's."""
+        return (block * self._share()[1] + column) // self.columns
+
+    def _stage(self, buffer: UOp, m0: UOp, n0: UOp, block: int, column: int, place: UOp) -> None:
+        """A chunk to the staging buffer."""
+        _, _, block0, column0 = self._share()
+        self._read(buffer, block, column)
         first_row = m0 + (block0 + block) * self.rows + (WARP & 3) * self._warp_rows
-        out += self._fuse(slot(self.acc), first_row, n0 + column0 + column)
-        out.append(at.pack(slot(self.out), slot(self.acc), dtype=self.t.dtype))
+        self._fuse(self.acc, first_row, n0 + column0 + column)
+        packed = self.acc.pack(self.t.dtype, self.out)
         row = (WARP & 3) * self._warp_rows + block * self.rows
         target = self.store.place(place, self._warp_rows, row, column)
-        for first in range(0, self.out.arg.size, QUAD):
+        for first in range(0, self.out.n, QUAD):
             chunk = self.store.chunk(self._lane_row, self._lane_column + column + 2 * first)
             inside = column % (self.t.c.swizzle // ELEMENT) + 2 * first
             again = () if self.rows == 128 else span(inside + self.columns // 2, 8)
             across = (*span(inside, 8), *again)
-            out.append(
-                at.st_shared_v4(target, chunk, slot(self.out, 0, first, QUAD), across=across)
-            )
-        return out
+            emit(at.st_shared_v4(target, chunk, packed[first : first + QUAD], across=across))
 
-    def _write(
-        self, buffer: UOp, block: UOp, column: UOp, m0: UOp, n0: UOp, index: int
-    ) -> list[UOp]:
-        """A chunk to C, or to the CTA that sums it; `index` counts a thread's chunks."""
-        out = self._read(buffer, block, column, index)
-        held = self.acc.arg.size
+    def _write(self, buffer: UOp, block: int, column: int, m0: UOp, n0: UOp) -> None:
+        """A chunk to C, or to the CTA that sums it."""
+        _, _, block0, column0 = self._share()
+        self._read(buffer, block, column)
         if self.t.split:
-            return [*out, *self.reduction.publish(self.acc, index * held, held)]
-        row = m0 + block * 128 + (WARP & 3) * self._warp_rows
-        out += self._fuse(slot(self.acc), row, n0 + column)
-        for first in range(0, held, 8):
-            out += self._eight(row, n0 + column, first, slot(self.acc, 0, first, 8))
-        return out
+            self.reduction.publish(self.acc, self._index(block, column) * self.acc.n)
+            return
+        row = m0 + (block0 + block) * 128 + (WARP & 3) * self._warp_rows
+        first_column = n0 + (column0 + column)
+        self._fuse(self.acc, row, first_column)
+        for first in range(0, self.acc.n, 8):
+            self._eight(row, first_column, first, self.acc[first : first + 8])
 
-    def _fuse(self, values: UOp, m: UOp, n: UOp) -> list[UOp]:
+    def _fuse(self, values: Float32, m: UOp, n: UOp) -> None:
         """Accumulators of a chunk at (m, n), or the first of it, in the lanes' own places."""
-        return self.fused.row(values, m + self._lane_row, n + self._lane_column)
+        self.fused.row(values, m + self._lane_row, n + self._lane_column)
 
-    def _eight(self, m: UOp, n: UOp, first: int, values: UOp) -> list[UOp]:
+    def _eight(self, m: UOp, n: UOp, first: int, values: Float32) -> None:
         """Eight accumulators of every lane, from `first` of the chunk at (m, n), to C."""
         if self.t.swapped:  # a lane is a column of C: one element of each of eight rows
-            return [
-                self.store.narrow(
-                    n + (first + i),
-                    m + LANE,
-                    slot(values.src[0], 0, values.src[2] + i, 1),
-                    region(n + (first + i), m, 1, 32),
-                )
-                for i in range(8)
-            ]
-        registers = slot(self.out, 0, 0, QUAD)
+            for i, each in enumerate(values):
+                row = n + (first + i)
+                emit(self.store.narrow(row, m + LANE, each, region(row, m, 1, 32)))
+            return
         at_column = n + first
         if self.rows == 128:
             writes = region(m, at_column, 32, 8)
         else:
             writes = region(m, at_column, 16, 8, 2, self.columns // 2)
         lane = m + self._lane_row, at_column + self._lane_column
-        return [
-            at.pack(registers, values, dtype=self.t.dtype),
-            self.store.direct(*lane, registers, writes),
-        ]
+        packed = values.pack(self.t.dtype, self.out[:QUAD])
+        emit(self.store.direct(*lane, packed, writes))
 
-    def reduce(self, piece: UOp, values: UOp) -> Body:
+    def reduce(self, piece: UOp, values: Float32) -> None:
         """Eight summed columns of a K split, to C; `piece` counts a thread's groups of eight."""
         m0, n0 = self.t.origin(self.t.my_cluster)
         _, columns, block0, column0 = self._share()
-        per_chunk = self.acc.arg.size // (2 * QUAD)
+        per_chunk = self.acc.n // (2 * QUAD)
         chunk, inside = piece // per_chunk, piece % per_chunk
         per_block = columns // self.columns
         block = block0 + chunk // per_block
         column = n0 + column0 + chunk % per_block * self.columns + inside * (2 * QUAD)
         row = m0 + block * 128 + (WARP & 3) * self._warp_rows
-        return [*self._fuse(values, row, column), *self._eight(row, column, 0, values)]
+        self._fuse(values, row, column)
+        self._eight(row, column, 0, values)

@@ -9,8 +9,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import WARP, Body, Op, UOp, Value, elect, param, slot, value, when
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT
 from ptxflow.compiler.kernels.gemm.tiling import C, Tiling
-from ptxflow.compiler.lower import single
-from ptxflow.compiler.tile.values import Registers
+from ptxflow.compiler.tile.values import Float32, Registers, UInt32, emit
 
 STORE_BARRIER = 1  # named barrier of the first warpgroup that stages C; others follow
 CHUNK = 16  # bytes: the unit that the swizzle permutes
@@ -27,13 +26,13 @@ class Plain:
     """
 
     def __init__(self) -> None:
-        self.registers = Registers("fused_")
+        self.registers = Registers()
 
-    def fragment(self, values: UOp, m: Value, n: Value) -> list[UOp]:
-        return []
+    def fragment(self, values: Float32, m: Value, n: Value) -> None:
+        pass
 
-    def row(self, values: UOp, m: Value, n: Value) -> list[UOp]:
-        return []
+    def row(self, values: Float32, m: Value, n: Value) -> None:
+        pass
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class Store:
         row0: Value,
         column0: Value,
         columns: int,
-        fill: Callable[[int, UOp], Body],
-    ) -> list[Body]:
+        fill: Callable[[int, UOp], None],
+    ) -> None:
         """Write `columns` columns of C from (row0, column0), where this warpgroup's part begins.
 
         `fill(column, buffer)` brings the columns of a block, from `column` of the part on, into the
@@ -64,18 +63,17 @@ class Store:
         c, buffers = self.t.c, self.t.c_buffers
         wide = c.swizzle // ELEMENT
         steps = columns // c.cols
-        out: list[Body] = []
         for step in range(steps):
             turn = sequence * steps + step
             buffer = (WARP >> 2) * buffers + (turn & (buffers - 1))
             first = step * c.cols
             if self.t.s.persistent or step >= buffers:  # the TMA must have read what was there
                 free = elect((WARP & 3).eq(0), at.bulk_wait_read(pending=buffers - 1))
-                out += [free, *self._sync()]
-            out += [fill(first + column, buffer) for column in range(0, c.cols, wide)]
-            out += [at.fence_proxy_async(), *self._sync()]
-            out.append(self._hand_over(buffer, row0, value(column0) + first))
-        return out
+                emit(free, self._sync())
+            for column in range(0, c.cols, wide):
+                fill(first + column, buffer)
+            emit(at.fence_proxy_async(), self._sync())
+            emit(self._hand_over(buffer, row0, value(column0) + first))
 
     def _hand_over(self, buffer: UOp, row0: Value, column0: UOp) -> UOp:
         columns, rows = self.t.c.box
@@ -112,9 +110,9 @@ class Store:
         line = lane_row // (128 // width) & (chunks - 1)
         return lane_row * width + ((chunk ^ line) << 4)
 
-    def drain(self) -> list[UOp]:
+    def drain(self) -> Body:
         """Before the block ends: the TMA must have read what was staged."""
-        return [elect((WARP & 3).eq(0), at.bulk_wait_read(pending=0))] if self.t.staged else []
+        return elect((WARP & 3).eq(0), at.bulk_wait_read(pending=0)) if self.t.staged else None
 
     def _sync(self) -> list[UOp]:
         """The warpgroup meets."""
@@ -126,12 +124,12 @@ class Store:
 
     # -- direct --------------------------------------------------------------------------------
 
-    def direct(self, row: UOp, column: UOp, registers: UOp, warp_writes: UOp) -> UOp:
+    def direct(self, row: UOp, column: UOp, registers: UInt32, warp_writes: UOp) -> UOp:
         """One lane's packed registers to global memory at (row, column), if inside C."""
         where = self._where(row, column)
         return at.st_global(param("C"), *where, warp_writes, registers, element=ELEMENT)
 
-    def narrow(self, row: UOp, column: UOp, register: UOp, warp_writes: UOp) -> UOp:
+    def narrow(self, row: UOp, column: UOp, register: Float32, warp_writes: UOp) -> UOp:
         """One lane's float32 register, rounded, to one element of C, if inside."""
         where = self._where(row, column)
         dtype = self.t.dtype
@@ -156,11 +154,3 @@ def region(
 def span(column: int, columns: int) -> tuple[tuple[int, int], ...]:
     """What a warp writes of every row of a staged block, for the validator: bytes."""
     return ((column * ELEMENT, (column + columns) * ELEMENT),)
-
-
-def release_one(bars: UOp, stage: UOp, ranks: int) -> UOp:
-    """One lane of each warp arrives at the barrier, in every CTA that fed it."""
-    bar = slot(bars, stage)
-    if ranks == 1:
-        return single(at.mbar_arrive(bar))
-    return single(*(at.mbar_arrive_peer(bar, rank) for rank in range(ranks)))

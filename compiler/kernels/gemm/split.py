@@ -13,8 +13,9 @@ from collections.abc import Callable
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp
 from ptxflow.compiler.ir.statements import Body, Role, elect, role, when
-from ptxflow.compiler.ir.storage import frag, mbar, slot
+from ptxflow.compiler.ir.storage import mbar, slot
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
+from ptxflow.compiler.tile.values import Float32, Registers, emit, trace
 
 QUAD = 4  # registers that one access moves
 QUAD_BYTES = 32 * QUAD * 4  # of a warp
@@ -23,41 +24,31 @@ QUAD_BYTES = 32 * QUAD * 4  # of a warp
 class SplitK:
     """The exchange of `held` accumulators a thread of `warps` warps, in pieces of `piece`."""
 
-    def __init__(self, t: Tiling, warps: int, held: int, piece: int):
+    def __init__(self, t: Tiling, r: Registers, warps: int, held: int, piece: int):
         self.t, self.warps, self.piece = t, warps, piece
         # a piece of every CTA's part; and what completes when all of this CTA's share are there
-        self.parts = frag("part", piece * int(t.s.split_k), "f32")
+        if t.split:
+            self.parts = r.float32(piece * int(t.s.split_k), "part", "f32")
         self.arrived = mbar("parts", 1, 1)
-        self.storage = (self.parts, self.arrived) if t.split else ()
+        self.storage = (self.arrived,) if t.split else ()
         self.quads = held // QUAD // t.reducers  # of a thread, in the share of one CTA
         self._part_bytes = warps * self.quads * QUAD_BYTES  # that one CTA sends to one that sums
         self._sums = CTA_RANK < t.reducers  # noqa: SIM300  a UOp compares one way
 
-    def begin(self) -> list[UOp]:
+    def begin(self) -> Body:
         """Before the K loop: expect the parts."""
-        if not self.t.split:
-            return []
         size = self._part_bytes * self.t.s.split_k
         expect = at.mbar_arrive_expect(slot(self.arrived), bytes=size)
-        return [elect(WARP.eq(0) & self._sums, expect)]
+        return elect(WARP.eq(0) & self._sums, expect) if self.t.split else None
 
-    def publish(self, values: UOp, first: int, count: int) -> list[UOp]:
-        """Registers 0..count-1 of `values`, which are the thread's accumulators from `first` on."""
-        out = []
-        for i in range(0, count, QUAD):
+    def publish(self, values: Float32, first: int = 0) -> None:
+        """Registers that are the thread's accumulators from `first` on."""
+        for i in range(0, values.n, QUAD):
             rank, quad = divmod((first + i) // QUAD, self.quads)
-            out.append(
-                at.st_async_v4(
-                    self._quad(CTA_RANK, quad),
-                    LANE * (QUAD * 4),
-                    slot(values, 0, i, QUAD),
-                    slot(self.arrived),
-                    rank,
-                )
-            )
-        return out
+            place, mine = self._quad(CTA_RANK, quad), values[i : i + QUAD]
+            emit(at.st_async_v4(place, LANE * (QUAD * 4), mine, slot(self.arrived), rank))
 
-    def after(self, store: Callable[[UOp, UOp], Body]) -> list[UOp]:
+    def after(self, store: Callable[[UOp, Float32], None]) -> list[UOp]:
         """What follows the roles: wait for the parts, then sum pieces and `store(piece, values)`.
 
         No CTA leaves before all that it sent has arrived (CUDA programming guide, distributed
@@ -66,10 +57,9 @@ class SplitK:
         if not self.t.split:
             return []
         mine = self.quads * QUAD // self.piece
-        body: list[Body] = []
-        for i in range(mine):
-            total = slot(self.parts, 0, 0, self.piece)
-            body += [self._gather(i), store(CTA_RANK * mine + i, total)]
+        with trace() as body:
+            for i in range(mine):
+                store(CTA_RANK * mine + i, self._gather(i))
         wait = when(self._sums, at.mbar_wait_cluster(slot(self.arrived), 0))
         return [
             role(Role("collect", 0, self.warps), wait),
@@ -78,25 +68,17 @@ class SplitK:
             at.cluster_wait(),
         ]
 
-    def _gather(self, piece: int) -> list[UOp]:
+    def _gather(self, piece: int) -> Float32:
         """The sum over the CTAs, in the order of their ranks, in the first piece of `parts`."""
-        ranks = range(self.t.s.split_k)
         quads = self.piece // QUAD
-        loads = [
-            at.ld_shared_v4(
-                slot(self.parts, 0, rank * self.piece + q * QUAD, QUAD),
-                self._quad(rank, piece * quads + q),
-                LANE * (QUAD * 4),
-            )
-            for rank in ranks
-            for q in range(quads)
-        ]
-        total = slot(self.parts, 0, 0, self.piece)
-        sums = [
-            at.add_f32(total, slot(self.parts, 0, rank * self.piece, self.piece))
-            for rank in ranks[1:]
-        ]
-        return [*loads, *sums]
+        for i in range(self.parts.n // QUAD):
+            rank, q = divmod(i, quads)
+            place = self._quad(rank, piece * quads + q)
+            emit(at.ld_shared_v4(self.parts[i * QUAD : (i + 1) * QUAD], place, LANE * (QUAD * 4)))
+        total = self.parts[: self.piece]
+        for first in range(self.piece, self.parts.n, self.piece):
+            total += self.parts[first : first + self.piece]
+        return total
 
     def _quad(self, sender: UOp | int, quad: int) -> UOp:
         """Where a warp's quad from a CTA lies, in the CTA that sums it."""

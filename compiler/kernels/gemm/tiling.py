@@ -7,6 +7,7 @@ swapped. The M side holds tensor `left`, the N side tensor `right`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ptxflow.compiler.atoms import at
@@ -20,17 +21,17 @@ from ptxflow.compiler.ir.nodes import (
     const,
     param,
     special,
-    value,
     var,
 )
-from ptxflow.compiler.ir.statements import Body, KernelInfo, loop
-from ptxflow.compiler.ir.storage import global_tensor, slot, smem
+from ptxflow.compiler.ir.statements import KernelInfo
+from ptxflow.compiler.ir.storage import global_tensor, smem
 from ptxflow.compiler.kernels.gemm import decisions
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, SWAPPED_BLOCK, TMA
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
-from ptxflow.compiler.tile.rings import Ring
+from ptxflow.compiler.tile.rings import Ring, Tiles
+from ptxflow.compiler.tile.values import repeat
 
 C = global_tensor("C")
 
@@ -107,18 +108,19 @@ class Tiling:
         self.k_trips = all_k * (CTA_RANK + 1) // ctas - self.k_first if self.split else all_k
 
     def each_tile(
-        self, name: str, body: Callable[[UOp, UOp], Body], first: Value = 0, step: int = 1
-    ) -> Body:
+        self, name: str, body: Callable[[UOp, UOp], None], first: Value = 0, step: int = 1
+    ) -> None:
         """`body(tile, sequence number)` for every tile of this block, or every `step`-th."""
         if not self.s.persistent:
-            return body(self.my_cluster, const(0))
+            body(self.my_cluster, const(0))
+            return
         j = var(f"tile_{name}")
-        each = body(self.my_cluster + j * self.clusters, j)
-        return [loop(j, self.my_tiles, each, start=first, step=step)]
+        with repeat(j, self.my_tiles, start=first, step=step):
+            body(self.my_cluster + j * self.clusters, j)
 
-    def drain(self, ring: Ring) -> list[UOp]:
+    def drain(self, ring: Ring) -> UOp | None:
         """Before a thread that loads ends: peers release stages of this CTA until then."""
-        return [ring.drain(self.my_tiles * self.k_trips)] if self.multicast else []
+        return ring.drain(self.my_tiles * self.k_trips) if self.multicast else None
 
     def origin(self, tile: UOp) -> tuple[UOp, UOp]:
         """Where a tile of this CTA begins along the M side and the N side of the MMA."""
@@ -185,37 +187,18 @@ class Tiling:
     ) -> list[UOp]:
         """The TMA loads of one stage of both operands, or of one."""
         right0 = n0 + CTA_RANK * self.b.rows if self.pair else n0
-        left = (self.left, self.a, self.a_smem, ring, use, k, m0)
-        right = (self.right, self.b, self.b_smem, ring, use, k, right0)
-        return [x for load in (left, right) if load[0] in only for x in self._load(*load)]
-
-    def _load(
-        self, name: str, tile: SmemTile, storage: UOp, ring: Ring, use: UOp, k: UOp, row: Value
-    ) -> list[UOp]:
-        shares = self.shared_rows(name)
-        box = self.box(name)
-        stage = ring.stage(use)
-        bar = slot(ring.full, stage)
-        extent = box[1] * tile.swizzle
-        mine = CTA_RANK * box[1] if shares > 1 else const(0)
-        out = []
-        for column in range(0, tile.cols, box[0] // self.unit):
-            offset = tile.k_block_offset(column) + mine * tile.swizzle
-            operands = (
-                slot(storage, stage, offset, extent),
-                param(f"{name}_map"),
-                (self.k_first + self._in_order(k)) * (self.s.tile_k * self.unit)
-                + column * self.unit,
-                value(row) + mine,
-                bar,
-            )
-            attrs = {"box": box, "element": ELEMENT // self.unit}
+        left = (self.left, self.a.rows, self.a_smem, m0)
+        right = (self.right, self.b.rows, self.b_smem, right0)
+        first = (self.k_first + self._in_order(k)) * (self.s.tile_k * self.unit)
+        out = list[UOp]()
+        for name, rows, storage, row in (left, right):
+            shares, tall = self.shared_rows(name), self.box(name)[1]
+            by, mine = at.tma_load_pair if self.pair else at.tma_load, const(0)
             if shares > 1:
-                out.append(at.tma_load_multicast(*operands, mask=(1 << shares) - 1, **attrs))
-            elif self.pair:
-                out.append(at.tma_load_pair(*operands, **attrs))
-            else:
-                out.append(at.tma_load(*operands, **attrs))
+                by, mine = partial(at.tma_load_multicast, mask=(1 << shares) - 1), CTA_RANK * tall
+            tile = SmemTile(rows, self.s.tile_k * self.unit, ELEMENT // self.unit, self.swizzle)
+            tiles = Tiles(name, ring, storage, tile, apart=False)
+            out += tiles.load(use, first, [row + mine], tall, mine, by) if name in only else []
         return out
 
     def _in_order(self, k: UOp) -> UOp:

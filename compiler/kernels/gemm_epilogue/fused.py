@@ -11,15 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import LANE, UOp, Value, anywhere, param, part, value
+from ptxflow.compiler.ir import LANE, UOp, Value, anywhere, param, value
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.tile.tensors import load_global
+from ptxflow.compiler.tile.values import Float32, UInt32, emit, sigmoid
 
-LOG2E = 1.4426950408889634
-Loads = Callable[[str, UOp], list[UOp]]  # of a tensor, to as many float32 as there are accumulators
+Loads = Callable[[str, Float32], None]  # of a tensor, to as many float32 as there are accumulators
 
 
 class Fused(Plain):
@@ -31,64 +30,50 @@ class Fused(Plain):
 
     # -- where elements are --------------------------------------------------------------------
 
-    def fragment(self, values: UOp, m: Value, n: Value) -> list[UOp]:
+    def fragment(self, values: Float32, m: Value, n: Value) -> None:
         """Pairs of neighbours: along a row of C. With the operands swapped the fragment is of C
         transposed, and so are 8 x 8 elements of what is read."""
-        groups, swapped = range(values.arg // 4), self.t.swapped
 
-        def loads(name: str, wide: UOp) -> list[UOp]:
-            words = self._take(f"{name}_words", values.arg // 2, "b32")
-            begun, moved = list[UOp](), list[UOp]()
-            for g, half in ((g, half) for g in groups for half in range(2)):
-                at_m, at_n = value(m) + 8 * half, value(n) + 8 * g
-                row, column = (at_n, at_m) if swapped else (at_m, at_n)
-                word = part(words, 2 * g + half, 1)
+        def loads(name: str, wide: Float32) -> None:
+            words = self._words(name, values.n // 2)
+            for i, word in enumerate(words):
+                g, half = divmod(i, 2)
+                row, column = value(m) + 8 * half, value(n) + 8 * g
+                row, column = (column, row) if self.t.swapped else (row, column)
                 where = self._where(name, row + (LANE >> 2), column + ((LANE & 3) << 1))
-                begun.append(load_global(word, name, *where, element=ELEMENT, handed=True))
-                if swapped:
-                    moved.append(at.movmatrix(word, word))
-                moved.append(at.unpack(part(wide, 4 * g + 2 * half, 2), word, dtype=self.t.dtype))
-            return [*begun, *moved]
+                emit(load_global(word.slot, name, *where, element=ELEMENT, handed=True))
+            for i, word in enumerate(words):
+                emit(at.movmatrix(word, word) if self.t.swapped else None)
+                emit(at.unpack(wide[2 * i : 2 * i + 2], word, dtype=self.t.dtype))
 
-        return self._apply(values, loads)
+        self._apply(values, loads)
 
-    def row(self, values: UOp, m: Value, n: Value) -> list[UOp]:
+    def row(self, values: Float32, m: Value, n: Value) -> None:
         """16 bytes of a row of C at a time; with swapped operands element by element."""
-        if self.t.swapped:
-            return self._apply(values, lambda name, wide: self._column(name, wide, m, n))
 
-        def loads(name: str, wide: UOp) -> list[UOp]:
-            words = self._take(f"{name}_words", values.arg // 2, "b32")
-            begun = [
-                load_global(
-                    part(words, i, 4),
-                    name,
-                    *self._where(name, value(m), value(n) + 2 * i),
-                    element=ELEMENT,
-                    handed=True,
-                )
-                for i in range(0, words.arg, 4)
-            ]
-            return [*begun, at.unpack(wide, words, dtype=self.t.dtype)]
+        def loads(name: str, wide: Float32) -> None:
+            if self.t.swapped:
+                self._column(name, wide, m, n)
+                return
+            words = self._words(name, values.n // 2)
+            for i in range(0, words.n, 4):
+                where = self._where(name, value(m), value(n) + 2 * i)
+                held = words[i : i + 4].slot
+                emit(load_global(held, name, *where, element=ELEMENT, handed=True))
+            emit(at.unpack(wide, words, dtype=self.t.dtype))
 
-        return self._apply(values, loads)
+        self._apply(values, loads)
 
-    def _column(self, name: str, wide: UOp, m: Value, n: Value) -> list[UOp]:
+    def _column(self, name: str, wide: Float32, m: Value, n: Value) -> None:
         """Of column m of C, from row n on."""
         column = value(m).min(self.t.problem["N"] - 1)
-        rows = [value(n) + i for i in range(1 if name == "bias" else wide.arg)]
-        out = [
-            at.ld_global_narrow(
-                part(wide, i, 1),
-                param(name),
-                self._index(name, row.min(param("M") - 1), column),
-                anywhere(name),
-                dtype=self.t.dtype,
-            )
-            for i, row in enumerate(rows)
-        ]
-        first = part(wide, 0, 1)
-        return [*out, *(at.copy(part(wide, i, 1), first) for i in range(len(rows), wide.arg))]
+        count = 1 if name == "bias" else wide.n
+        for i, held in enumerate(wide[:count]):
+            index = self._index(name, (value(n) + i).min(param("M") - 1), column)
+            source = param(name), index, anywhere(name)
+            emit(at.ld_global_narrow(held, *source, dtype=self.t.dtype))
+        for held in wide[count:]:
+            held.set(wide[0])
 
     def _where(self, name: str, row: UOp, column: UOp) -> tuple[UOp, Value]:
         """The index of an element of a tensor, and whether it is read."""
@@ -101,31 +86,24 @@ class Fused(Plain):
     def _index(self, name: str, row: UOp, column: UOp) -> UOp:
         return column if name == "bias" else row * self.t.problem["N"] + column
 
-    # -- arithmetic ----------------------------------------------------------------------------
+    # -- what becomes of them ------------------------------------------------------------------
 
-    def _take(self, name: str, count: int, dtype: str = "f32") -> UOp:
-        return self.registers(f"{name}{count}_", count, dtype)
+    def _words(self, name: str, count: int) -> UInt32:
+        return self.registers.uint32(name=f"{name}_words{count}_", width=count)
 
-    def _apply(self, values: UOp, loads: Loads) -> list[UOp]:
-        read = {name: self._take(name, values.arg) for name in self.t.inputs}
-        out = [at.warp_sync(), *(x for name, wide in read.items() for x in loads(name, wide))]
+    def _apply(self, values: Float32, loads: Loads) -> None:
+        """All loads, then arithmetic."""
+        r, n = self.registers, values.n
+        held = {name: r.float32(n, f"{name}{n}_", "f32") for name in self.t.inputs}
+        emit(at.warp_sync())
+        for name, wide in held.items():
+            loads(name, wide)
+        values.set(self.of(values, held))
+
+    def of(self, acc: Float32, read: dict[str, Float32]) -> Float32:
+        """What becomes of accumulators: silu is within 2^-19 while its argument is below 16."""
         if "bias" in read:
-            out.append(at.add_f32(values, read["bias"]))
+            acc = acc + read["bias"]
         if "up" in read:
-            out += self._silu_gate(values, read["up"])
-        if "residual" in read:
-            out.append(at.add_f32(values, read["residual"]))
-        return out
-
-    def _silu_gate(self, x: UOp, up: UOp) -> list[UOp]:
-        """x / (1 + 2^(-x log2 e)) up for x, within 2^-19 while |x| is below 16."""
-        e = self._take("sigmoid", x.arg)
-        one = float_bits(1.0)
-        return [
-            at.fma_constants(e, x, factor=float_bits(-LOG2E), summand=float_bits(0.0)),
-            at.exp2_f32(e, e),
-            at.fma_constants(e, e, factor=one, summand=one),
-            at.reciprocal_f32(e, e),
-            at.mul_f32(e, x, e),
-            at.mul_f32(x, e, up),
-        ]
+            acc = acc * sigmoid(acc) * read["up"]
+        return acc + read["residual"] if "residual" in read else acc

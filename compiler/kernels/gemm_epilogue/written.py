@@ -13,13 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
-from ptxflow.compiler.kernels.gemm_epilogue.fused import LOG2E, Fused, Loads
+from ptxflow.compiler.kernels.gemm_epilogue.fused import Fused
 from ptxflow.compiler.kernels.gemm_epilogue.problem import READ
 from ptxflow.compiler.tile.text import ARITHMETIC, Body, Language, Means
-from ptxflow.compiler.tile.values import Float32, exp2, log2, maximum, minimum, trace
+from ptxflow.compiler.tile.values import (
+    Float32,
+    exp2,
+    exponential,
+    log2,
+    maximum,
+    minimum,
+    sigmoid,
+    times,
+)
 
 #: functions and how many arguments each has
 FUNCTIONS = {
@@ -61,43 +68,28 @@ class Written(Fused):
         super().__init__(t)
         self.epilogue = epilogue
 
-    def _apply(self, values: UOp, loads: Loads) -> list[UOp]:
-        read = {name: self._take(name, values.arg) for name in self.t.inputs}
-        out = [at.warp_sync(), *(x for name, wide in read.items() for x in loads(name, wide))]
-        held = {name: Float32(self.registers, wide) for name, wide in read.items()}
-        with trace() as body:
-            n = values.arg
-            found = self.epilogue.evaluate(
-                held | {"acc": Float32(self.registers, values)},
-                lambda number: self.registers.constant(number, n),
-                means(),
-            )
-        return [*out, *body, at.copy(values, found.slot)]
+    def of(self, acc: Float32, read: dict[str, Float32]) -> Float32:
+        def number(x: float) -> Float32:
+            return self.registers.constant(x, acc.n)
+
+        found: Float32 = self.epilogue.evaluate({**read, "acc": acc}, number, means())
+        return found
 
 
 def means() -> dict[str, Callable[..., Float32]]:
     """Operators and functions on traced values."""
 
-    def line(x: Float32, factor: float, summand: float = 0.0) -> Float32:
-        return x.apply(
-            at.fma_constants, factor=float_bits(factor), summand=float_bits(summand)
-        )  # fmt: skip
-
-    def sigmoid(x: Float32) -> Float32:
-        e = exp2(line(x, -LOG2E))
-        return line(e, 1.0, 1.0).apply(at.reciprocal_f32)
-
     def tanh(x: Float32) -> Float32:
-        return line(sigmoid(line(x, 2.0)), 2.0, -1.0)
+        return times(sigmoid(times(x, 2.0)), 2.0, -1.0)
 
     def gelu(x: Float32) -> Float32:
-        inner = x * line(x * x, math.sqrt(2 / math.pi) * 0.044715, math.sqrt(2 / math.pi))
-        return x * sigmoid(line(inner, 2.0))
+        inner = x * times(x * x, math.sqrt(2 / math.pi) * 0.044715, math.sqrt(2 / math.pi))
+        return x * sigmoid(times(inner, 2.0))
 
     return {
         "+": lambda a, b: a + b, "-": lambda a, b: a - b, "*": lambda a, b: a * b,
         "/": lambda a, b: a / b, "max": maximum, "min": minimum, "exp2": exp2, "log2": log2,
-        "exp": lambda x: exp2(line(x, LOG2E)), "rsqrt": lambda x: x.apply(at.rsqrt),
+        "exp": exponential, "rsqrt": lambda x: x.apply(at.rsqrt),
         "sigmoid": sigmoid, "silu": lambda x: x * sigmoid(x), "tanh": tanh, "gelu_tanh": gelu,
-        "relu": lambda x: x.apply(at.relu_f32), "abs": lambda x: maximum(x, line(x, -1.0)),
+        "relu": lambda x: x.apply(at.relu_f32), "abs": lambda x: maximum(x, times(x, -1.0)),
     }  # fmt: skip

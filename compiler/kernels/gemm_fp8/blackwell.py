@@ -10,12 +10,13 @@ from __future__ import annotations
 from math import gcd
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, loop, part, slot, var
+from ptxflow.compiler.ir import LANE, WARP, UOp, const, slot, var
 from ptxflow.compiler.kernels.gemm import blackwell
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm_fp8.hopper import scales
 from ptxflow.compiler.kernels.gemm_fp8.problem import BLOCK
+from ptxflow.compiler.tile.values import Float32, emit, repeat
 
 
 class Kernel(blackwell.Kernel):
@@ -24,79 +25,73 @@ class Kernel(blackwell.Kernel):
     def __init__(self, t: Tiling):
         super().__init__(t, Plain())
         self.reuses, self.operand = True, "e4m3"
-        self.r = self.fused.registers
         self.blocks, self.own, *_ = self._share()  # blocks of 128 rows, columns of a warpgroup
-        self.held = self.r("held", self.blocks * self.own)
+        self.held = self.r.float32(self.blocks * self.own)
         self.wide = gcd(self.own, BLOCK)  # columns that share B's scale
         self.groups = self.own // self.wide
+        # scales of a lane, and their products: of all, or of a chunk
+        self.tokens = self.r.float32(self.own if t.swapped else self.blocks)
+        self.weights = self.r.float32(self.blocks if t.swapped else self.groups)
+        self.factor = self.r.float32(self.columns if t.swapped else self.blocks * self.groups)
 
-    def issue(self, tile: UOp, sequence: UOp) -> list[UOp]:
+    def issue(self, tile: UOp, sequence: UOp) -> None:
         k = var("k")
         use = sequence * self.t.k_trips + k
-        buffer = self.done.stage(use)
-        stage = self.ring.stage(use)
-        step = [
-            self.done.wait_empty(use),
-            self.ring.wait_full(use),
-            at.tcgen05_fence_after(),
-            *self.mma(stage, const(0), buffer),
-            self.commit(slot(self.ring.empty, stage)),
-            self.commit(slot(self.done.full, buffer), pair_only=True),
-        ]
-        return [loop(k, self.t.k_trips, step)]
+        buffer, stage = self.done.stage(use), self.ring.stage(use)
+        with repeat(k, self.t.k_trips):
+            emit(self.done.wait_empty(use), self.ring.wait_full(use), at.tcgen05_fence_after())
+            self.mma(stage, const(0), buffer)
+            emit(self.commit(slot(self.ring.empty, stage)))
+            emit(self.commit(slot(self.done.full, buffer), pair_only=True))
 
-    def sums(self, m0: UOp, n0: UOp, sequence: UOp) -> tuple[list[Body], list[UOp]]:
+    def sums(self, m0: UOp, n0: UOp, sequence: UOp) -> list[UOp]:
         k = var("k_sum")
-        step = self.add_block(sequence * self.t.k_trips + k, self.t.k_first + k, m0, n0)
-        return [at.mov(self.held, 0), loop(k, self.t.k_trips, step)], []
+        emit(at.mov(self.held, 0))
+        with repeat(k, self.t.k_trips):
+            self.add_block(sequence * self.t.k_trips + k, self.t.k_first + k, m0, n0)
+        return []
 
-    def add_block(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> list[Body]:
+    def add_block(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> None:
         """A block's sums, scaled, to those of all."""
-        _, _, block0, column0 = self._share()
         buffer = self.done.stage(use)
-        wait = self.done.wait_full(use)
-        out: list[Body] = [self.load_scales(k, m0, n0), wait, at.tcgen05_fence_after()]
+        self.load_scales(k, m0, n0)
+        emit(self.done.wait_full(use), at.tcgen05_fence_after())
         for i in range(self.blocks):
             for column in range(0, self.own, self.columns):
-                index = (i * self.own + column) // self.columns
-                mine = part(self.held, index * self.columns, self.columns)
-                out += super()._read(buffer, block0 + i, column0 + column, index)
-                out += self.promote(mine, i, column)
-        return [*out, at.tcgen05_fence_before(), *self._release(buffer)]
+                super()._read(buffer, i, column)
+                self.promote(i, column)
+        emit(at.tcgen05_fence_before(), self._release(buffer))
 
-    def promote(self, held: UOp, block: int, column: int) -> list[UOp]:
-        """A chunk of columns of a block of 128 rows, which are in `acc`."""
-        if not self.t.swapped:
-            factor = self.r("factor", self.blocks * self.groups)
-            number = block * self.groups + column // self.wide
-            return [at.promote(held, slot(self.acc), factor, order=(number,))]
-        factor = self.r("factor", self.columns)
-        tokens = part(self.r("token_scale", self.own), column, self.columns)
-        weight = part(self.r("weight_scale", self.blocks), block, 1)
-        order = tuple(range(self.columns))
-        return [
-            at.scale_f32(factor, tokens, weight),
-            at.promote(held, slot(self.acc), factor, order=order),
-        ]
+    def _chunk(self, block: int, column: int) -> Float32:
+        """What was added up of a chunk of columns of a block of 128 rows."""
+        first = self._index(block, column) * self.columns
+        return self.held[first : first + self.columns]
 
-    def load_scales(self, k: UOp, m0: UOp, n0: UOp) -> list[UOp]:
+    def promote(self, block: int, column: int) -> None:
+        """A chunk, which is in `acc`."""
+        order: tuple[int, ...] = (block * self.groups + column // self.wide,)
+        if self.t.swapped:
+            order = tuple(range(self.columns))
+            tokens = self.tokens[column : column + self.columns]
+            emit(at.scale_f32(self.factor, tokens, self.weights[block]))
+        emit(at.promote(self._chunk(block, column), self.acc, self.factor, order=order))
+
+    def load_scales(self, k: UOp, m0: UOp, n0: UOp) -> None:
         """In a block of K: of a lane's row in each block of 128, and of its columns; with swapped
         sides rows are of B. The products, of all but swapped sides."""
         _, _, block0, column0 = self._share()
-        r, first = self.r, n0 + column0
+        first = n0 + column0
         rows = [m0 + (block0 + i) * 128 + (WARP & 3) * 32 + LANE for i in range(self.blocks)]
         if self.t.swapped:
-            token, weight = r("token_scale", self.own), r("weight_scale", self.blocks)
-            return scales(self.t, k, token, [first + i for i in range(self.own)], weight, rows)
-        token, weight = r("token_scale", self.blocks), r("weight_scale", self.groups)
+            columns = [first + i for i in range(self.own)]
+            scales(self.t, k, self.tokens, columns, self.weights, rows)
+            return
         columns = [first + g * self.wide for g in range(self.groups)]
-        out = scales(self.t, k, token, rows, weight, columns)
-        factor = r("factor", self.blocks * self.groups)
-        for i in range(self.blocks):
-            own = part(factor, i * self.groups, self.groups)
-            out.append(at.scale_f32(own, weight, part(token, i, 1)))
-        return out
+        scales(self.t, k, self.tokens, rows, self.weights, columns)
+        for i, token in enumerate(self.tokens):
+            own = self.factor[i * self.groups : (i + 1) * self.groups]
+            emit(at.scale_f32(own, self.weights, token))
 
-    def _read(self, buffer: UOp, block: UOp, column: UOp, index: int) -> list[UOp]:
+    def _read(self, buffer: UOp, block: int, column: int) -> None:
         """What was added up of a chunk."""
-        return [at.copy(slot(self.acc), part(self.held, index * self.columns, self.columns))]
+        self.acc.set(self._chunk(block, column))

@@ -49,11 +49,11 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
         return [_shared_trip(k, n) for n in sorted({0, *lengths})]
     out = [_chunk_trip(k, n, 0) for n in sorted({min(n, k.chunk) for n in lengths} - {0})]
     out += [_chunk_trip(k, n, k.chunk) for n in (0, stride - 1)]
-    pairs = max(1, c.blocks_per_cta // c.blocks)
+    pairs = max(1, c.groups_per_cta // c.groups)
     rows = (pairs - 1) // k.columns * k.group + min(k.group, ((pairs - 1) % k.columns + 1) * 8)
-    span = min(c.blocks_per_cta, c.blocks) * 16
-    turn = c.loads * (c.warps // c.blocks_per_cta)
-    batch = -(-c.blocks_per_cta // c.blocks_per_sequence)
+    span = min(c.groups_per_cta, c.groups) * 16 * c.each
+    turn = c.loads * (c.warps // c.groups_per_cta)
+    batch = -(-c.groups_per_cta // c.groups_per_sequence)
     for chunks in sorted({0, 1, c.loads, turn, turn + 1, 2 * turn + 1}):
         written = (("output", rows, span), ("lse", rows, 1)) if chunks != 1 else ()
         held = (("batch_size", batch), *held_of(k.page_size, chunks * k.chunk, "c_").items())
@@ -68,8 +68,8 @@ def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
     values |= {register.arg.name: 0 for register in k.sequences.search.starts}
     values["which"] = 0 if start else 1  # 0: place 0 is the second of its sequence
     values |= dict.fromkeys(k.every_told_row, 0)
-    units = k.heads * k.side  # rows of the workspace
-    rows = (k.heads - 1) * k.group + min(k.group, 8 * k.side)
+    units = k.cta_heads * k.side  # rows of the workspace
+    rows = (k.cta_heads - 1) * k.group + min(k.group, 8 * k.side)
     written: tuple[tuple[str, int, int], ...] = ()
     if tokens and start:
         written = (("sums", units, k.row_floats), ("stats", units, STATS))
@@ -83,7 +83,7 @@ def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
 def _shared_trip(k: Span, tokens: int) -> Trip:
     """The first sequence, of so many tokens, by the cluster that has its first heads."""
     values = {"batch_size": 1, "ctas": k.parts * k.ctas} | dict.fromkeys(k.every_told_row, 0)
-    rows = (k.heads - 1) * k.group + min(k.group, 8 * k.side)
+    rows = (k.cta_heads - 1) * k.group + min(k.group, 8 * k.side)
     written = (("output", rows, k.size), ("lse", rows, 1))
     held = values | held_of(k.page_size, tokens)
     return Trip(f"{tokens} tokens", tuple(held.items()), written, ENTRY)
@@ -99,7 +99,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
         return launch_of(ENTRY, grid, info.warps, k.params, passed, shared, cluster=k.ctas)
     places = k.sequences.places()
     rows = f"{places} * {k.key_heads * k.columns}"
-    blocks = f"-(-batch_size * {c.blocks_per_sequence} // {c.blocks_per_cta})"
+    blocks = f"-(-batch_size * {c.groups_per_sequence} // {c.groups_per_cta})"
     combine = launch_of(
         COMBINE, blocks, c.warps, c.params, smem_bytes=c.smem_bytes, dependent=bool(s.dependent)
     )
@@ -120,7 +120,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     tokens = max(min(2 * k.chunk, MOST_EMULATED), min(turns, k.chunk)) + k.tile + 3
     if k.entire:
         tokens = (k.stages + 2) * k.chunk + k.tile + 3
-    heads = {"num_kv_heads": k.heads, "num_qo_heads": k.heads * k.group}
+    heads = {"num_kv_heads": k.cta_heads, "num_qo_heads": k.cta_heads * k.group}
     return Trial(p.at(**heads, **sized(p, 3, 0, tokens, least=4)))
 
 
@@ -129,9 +129,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     which have a page, and whose look-up takes several steps, of which the last is summed up. Of
     clusters: rings taken more than once, and several sequences."""
     k = kernel(p, s, device)
-    groups = -(-k.key_heads // k.heads)
+    groups, each = -(-k.key_heads // k.cta_heads), k.cta_heads
     shapes = tuple(
-        {"num_kv_heads": n * k.heads, "num_qo_heads": n * k.heads * k.group} for n in few(groups)
+        {"num_kv_heads": n * each, "num_qo_heads": n * each * k.group} for n in few(groups)
     )
 
     def size(batch: int, tokens: int, some: tuple[int, ...] = ()) -> Size:

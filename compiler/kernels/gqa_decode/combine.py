@@ -23,7 +23,7 @@ from ptxflow.compiler.kernels.gqa_decode.shape import (
 )
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global
-from ptxflow.compiler.tile.values import Registers, emit, repeat, traced, where
+from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat, traced, where
 
 ENTRY = "gqa_decode_combine"
 
@@ -35,11 +35,14 @@ class Combine(Shape):
         super().__init__(problem, s, device, Registers("c_"))
         self.warps, self.loads = int(s.sum_warps), int(s.sum_chunks)
         self.split = bool(s.sum_split)
-        self.total = Total(self)
+        self.each = int(s.get("sum_blocks", 1))  # blocks of a warp
+        self.total = Total(self, self.each)
         self.sequences = Sequences(self.page_size, self.chunk, "c_")
-        self.handed = smem("handed", 2 * self.warps * WARP_BYTES, align=128)
-        self.blocks_per_cta = 1 if self.split else self.warps
-        self.blocks_per_sequence = self.key_heads * self.columns * self.blocks
+        self.handed = smem("handed", (1 + self.each) * self.warps * WARP_BYTES, align=128)
+        # groups of blocks that warps take: of a CTA, a unit, a sequence
+        self.groups_per_cta = 1 if self.split else self.warps
+        self.groups = self.blocks // self.each
+        self.groups_per_sequence = self.key_heads * self.columns * self.groups
         self.smem_bytes = int(self.handed.arg.size) if self.split else 0
 
     @property
@@ -48,19 +51,19 @@ class Combine(Shape):
         return parameters(f"{tables} sums stats output lse: ptr, batch_size: u32")
 
     def build(self) -> UOp:
-        block = CTAID if self.split else CTAID * self.warps + WARP
-        sequence = block // self.blocks_per_sequence
-        body = when(sequence < param("batch_size"), traced(self._block, block, sequence))
+        group = CTAID if self.split else CTAID * self.warps + WARP
+        sequence = group // self.groups_per_sequence
+        body = when(sequence < param("batch_size"), traced(self._group, group, sequence))
         handed = [self.handed] if self.split else []
         storage = (*handed, *self.sequences.bounds, *self.r.storage)
         arch, late = self.device.arch, bool(self.s.dependent)
         info = KernelInfo(ENTRY, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)
 
-    def _block(self, block: UOp, sequence: UOp) -> None:
+    def _group(self, group: UOp, sequence: UOp) -> None:
         """All wait before they leave: what is launched next must find all that was written."""
-        d = block % self.blocks
-        unit = block // self.blocks % (self.key_heads * self.columns)
+        d = group % self.groups * self.each
+        unit = group // self.groups % (self.key_heads * self.columns)
         row = sequence * self.query_heads + unit // self.columns * self.group
         emit(self.sequences.lengths(sequence), at.grid_wait() if self.s.dependent else None)
         with where(self.sequences.chunks.ne(1)):
@@ -86,18 +89,22 @@ class Combine(Shape):
 
     def _load(self, row: UOp, inside: UOp, d: UOp) -> Handed:
         """What a chunk handed on; nothing where there is none."""
-        stats, sums = self.r.float32(QUAD), self.r.float32(QUAD)
-        for name, held, (index, place) in (
-            ("stats", stats, self.stats_at(row, LANE & 3)),
-            ("sums", sums, self.sums_at(row, d)),
-        ):
+        stats, sums = self.r.float32(QUAD), self.r.float32(QUAD * self.each)
+        blocks = [
+            ("sums", self._block(sums, i), self.sums_at(row, d + i)) for i in range(self.each)
+        ]
+        for name, held, (index, place) in (("stats", stats, self.stats_at(row, LANE & 3)), *blocks):
             attrs = {"element": QUAD_BYTES, "handed": True}
             emit(load_global(held.slot, name, index, inside, place, **attrs))
         emit(at.hide(stats[:2].slot, inside))
         return stats, sums
 
-    def _place(self, warp: Value, half: int) -> tuple[UOp, UOp]:
-        begin = warp * (2 * WARP_BYTES) + half * WARP_BYTES
+    @staticmethod
+    def _block(sums: Float32, i: int) -> Float32:
+        return sums[QUAD * i : QUAD * (i + 1)]
+
+    def _place(self, warp: Value, i: int) -> tuple[UOp, UOp]:
+        begin = warp * ((1 + self.each) * WARP_BYTES) + i * WARP_BYTES
         return slot(self.handed, 0, begin, WARP_BYTES), LANE << 4
 
     def _hand(self) -> None:
@@ -105,13 +112,15 @@ class Combine(Shape):
         stats = self.r.float32(QUAD)
         stats[:2].set(self.total.row_max)
         stats[2:].set(self.total.row_sum)
-        for half, held in enumerate((stats, self.total.sums)):
-            emit(at.st_shared_v4(*self._place(WARP, half), held.slot))
+        sums = [self._block(self.total.sums, i) for i in range(self.each)]
+        for i, held in enumerate((stats, *sums)):
+            emit(at.st_shared_v4(*self._place(WARP, i), held.slot))
 
     def _gather(self) -> None:
         self.total.begin()
-        others = [(self.r.float32(QUAD), self.r.float32(QUAD)) for _ in range(self.warps)]
-        for w, both in enumerate(others):
-            for half, held in enumerate(both):
-                emit(at.ld_shared_v4(held.slot, *self._place(w, half)))
+        wide = QUAD * self.each
+        others = [(self.r.float32(QUAD), self.r.float32(wide)) for _ in range(self.warps)]
+        for w, (stats, sums) in enumerate(others):
+            for i, held in enumerate((stats, *(self._block(sums, i) for i in range(self.each)))):
+                emit(at.ld_shared_v4(held.slot, *self._place(w, i)))
         self.total.merge(others)

@@ -63,14 +63,14 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     cluster, whole = f.get("cluster", 1), f.get("whole", 0) == 1
     chunks = np.where(whole, 1, np.ceil(length / decisions.chunk(f)))
     per_sequence = chunks * cluster  # CTAs
-    side = decisions.columns_of_warp(f, problem)
-    blocks = batch * per_sequence * (problem["num_kv_heads"] // f.heads * columns(problem) // side)
-    tokens, units = decisions.rings(f) * f.tile, f.heads * side  # of a step
+    side, heads = decisions.columns_of_warp(f, problem), decisions.cta_heads(f)
+    blocks = batch * per_sequence * (problem["num_kv_heads"] // heads * columns(problem) // side)
+    tokens, units = decisions.rings(f) * f.tile, heads * side  # of a step
     most = np.where(whole, length, decisions.chunk(f) / cluster)
     steps = np.ceil(np.minimum(length / per_sequence, most) / tokens)
     resident = decisions.resources(f, problem, device).occupancy
     uneven = problem["num_kv_indices"] % batch > 0
-    row_bytes = f.heads * size * ELEMENT
+    row_bytes = heads * size * ELEMENT
     handed = np.where(chunks > 1, blocks / cluster * units * (size * 32 + 64), 0)
     alone = f.mma == decisions.SYNC
     apart = np.where(f.arrival == decisions.APART, c.apart, 0)
@@ -85,7 +85,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         smem_bytes=4 * tokens * row_bytes,
         l2_bytes=2 * tokens * row_bytes,
         issue_cycles=np.where(alone, c.step, c.turn * (1 - c.under * device.has_tmem)) - apart,
-        epilogue_cycles=c.leave + c.warp * f.warps + c.shared * (cluster > 1),
+        epilogue_cycles=c.leave + c.warp * f.warps * f.heads / heads + c.shared * (cluster > 1),
         dram_bytes=problem.bytes * c.dram + 0.5 * handed,
         setup_cycles=c.start - c.found * whole,
         special=tokens * units * COLUMNS,
@@ -130,20 +130,21 @@ def _of_warpgroup(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
 def _second(f: Fields, problem: Problem, device: Device, c: Costs, chunks: Any) -> Demand:
     """Of the second kernel, which has little to do where sequences are of one chunk."""
     size = problem["head_dim"]
-    per_sequence = problem["num_kv_heads"] * columns(problem) * (size // decisions.MMA_DIMS)
+    each = f.get("sum_blocks", 1)  # blocks of a warp
+    per_sequence = problem["num_kv_heads"] * columns(problem) * (size // decisions.MMA_DIMS) // each
     together = np.where(f.sum_split == 1, f.sum_warps, 1)  # warps of a block
     blocks = -(-problem["batch_size"] * per_sequence * together // f.sum_warps)
     blocks = np.where(f.get("whole", 0) == 1, 0, blocks)
     resident = np.minimum(device.warps_per_sm // f.sum_warps, device.blocks_per_sm)
     several = chunks > 1
     loaded = np.where(several, np.minimum(f.sum_chunks * together, chunks), 1)  # chunks of a step
-    read = f.sum_warps // together * loaded * decisions.WARP * 32
+    read = f.sum_warps // together * loaded * decisions.WARP * 16 * (1 + each)
     steps = np.where(several, np.ceil(chunks / loaded), 1)
     return Demand(
         blocks=blocks,
         resident=resident,
         steps=steps,
-        mma_cycles=c.sum_chunk * f.sum_warps // together * loaded,
+        mma_cycles=c.sum_chunk * f.sum_warps // together * loaded * (1 + each) / 2,
         l2_bytes=read,
         issue_cycles=c.sum_step,
         epilogue_cycles=np.where(chunks > 1, c.sum_leave, 0)

@@ -28,6 +28,7 @@ MMA_K = 16
 GROUP_WARPS = 4
 LINE = 128  # bytes of a row of a column block, which the swizzle permutes
 TOGETHER, APART = "together", "apart"
+TOKENS, HEADS = "tokens", "heads"
 BOX_ROWS = 8  # rows of a page, at least, for it to come as a box of its own: a swizzle's repeat
 TMEM_BARRIERS = 5  # beside the ring
 MMA_TOKENS, MMA_DIMS = 16, 16
@@ -56,6 +57,7 @@ DECISIONS = (
 
 GROUP = "asynchronous MMAs are a warpgroup's, of 64 tokens or more"
 TWO_STAGES = "a ring that other warps fill has two stages at least, where there are two tiles"
+DIVIDE = "the key heads of a warp divide those of a token"
 LONGEST = "a chunk is no longer than the longest sequence there can be"
 FULL_RING = "a ring has no more stages than its warp has tiles"
 SHARED = "the rings exceed the shared memory of a CTA"
@@ -69,7 +71,12 @@ def columns_of_warp(f: Fields, problem: Problem) -> Any:
 
 def rings(f: Fields) -> Any:
     """Of a CTA, each with tokens of its own: a warp's, or a warpgroup's."""
-    return np.where(f.mma == SYNC, f.warps, 1)
+    return np.where((f.mma == SYNC) & (f.get("own", TOKENS) == TOKENS), f.warps, 1)
+
+
+def cta_heads(f: Fields) -> Any:
+    """Key heads of a CTA."""
+    return f.heads * np.where(f.get("own", TOKENS) == TOKENS, 1, f.warps)
 
 
 def chunk(f: Fields) -> Any:
@@ -116,6 +123,7 @@ def group_smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
         bars = bars + 8 * TMEM_BARRIERS
     told = 3 * 4 * GROUP_WARPS * 4 * f.heads * wide // 4
     small = _up(_up(bars, 16) + told, 128) + f.heads * f.tile * wide * ELEMENT
+    small = small + handed_bytes(f, problem)
     if device.has_tmem:
         small = small + 16  # where tensor memory is
     return _up(small, 1024) + f.heads * (2 * f.stages * f.tile + wide) * row
@@ -144,17 +152,16 @@ def boxes(problem: Problem, tile: Any) -> Any:
 
 
 def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
-    """Of all rings, where what warps hand to each other takes their place; or of a warpgroup's; and
-    what the CTAs of a cluster hand to each other."""
-    rings = 2 * f.stages * f.warps * stage_bytes(f, problem)
-    own = np.where(f.mma == SYNC, rings, group_smem_bytes(f, problem, device))
-    units = f.heads * columns_of_warp(f, problem)
-    return own + (f.get("cluster", 1) > 1) * _up(units * part_bytes(problem), 1024)
+    """Of all rings, where what warps hand to each other takes their place; or of a
+    warpgroup's ring and weights."""
+    rings = 2 * f.stages * f.warps * stage_bytes(f, problem) + handed_bytes(f, problem)
+    return np.where(f.mma == SYNC, rings, group_smem_bytes(f, problem, device))
 
 
-def part_bytes(problem: Problem) -> int:
-    """Of a unit's sums, maxima and row sums."""
-    return problem["head_dim"] // MMA_DIMS * 16 * WARP + 64
+def handed_bytes(f: Fields, problem: Problem) -> Any:
+    """Sums, maxima and row sums of all units, which the CTAs of a cluster hand to each other."""
+    unit = problem["head_dim"] // MMA_DIMS * 16 * WARP + 64
+    return (f.get("cluster", 1) > 1) * f.heads * columns_of_warp(f, problem) * unit
 
 
 def copies(f: Fields, problem: Problem) -> Any:
@@ -211,7 +218,7 @@ RULES = (
         lambda f, p, d: (f.mma != SYNC) | (f.tile * f.heads <= 64),
     ),
     rule(
-        "the key heads of a warp divide those of a token",
+        DIVIDE,
         "heads",
         lambda f, p, d: p["num_kv_heads"] % f.heads == 0,
     ),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import product
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.copies import AHEAD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, var
@@ -22,6 +23,7 @@ from ptxflow.compiler.kernels.gqa_decode.decisions import (
     MMA_DIMS,
     MMA_TOKENS,
     pitch,
+    rings,
     stage_bytes,
 )
 from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as WARP_SIZE
@@ -65,6 +67,7 @@ class Ring:
         self.r, self.sequences, self.head = shape.r, sequences, head
         self.tokens, self.key_heads, self.size = sequences.tokens, shape.key_heads, shape.size
         self.tile, self.stages, self.apart = int(s.tile), int(s.stages), s.arrival == APART
+        self.ahead = AHEAD[s.get("promotion", 0) // 128]
         self.pitch = int(pitch(f, shape.problem))
         self.bytes = int(stage_bytes(f, shape.problem))
         self.row_bytes = int(s.heads) * self.size * ELEMENT
@@ -124,7 +127,8 @@ class Ring:
                 begin = WARP * self.bytes + (token * self.pitch + piece * CHUNK)
                 place = slot(storage, stage, begin, row_end + (WARP_SIZE // span - 1) * self.pitch)
                 index = row * (self.size * ELEMENT // CHUNK) + ((LANE + piece) % pieces)
-                emit(at.copy_async(place, lane_offset, param(tensor), index, anywhere(tensor)))
+                taken = place, lane_offset, param(tensor), index, anywhere(tensor)
+                emit(at.copy_async(*taken, ahead=self.ahead))
             if self.apart or storage is self.values:
                 emit(at.copies_commit())
 
@@ -154,7 +158,7 @@ class Chunks(Span):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.warps: int = s.warps
+        self.warps = int(rings(s.fields()))
         r, count, scores = self.r, len(self.units), self.tile // MMA_TOKENS * QUAD
         self.softmax = [ColumnSoftmax(r, 2, f"u{i}_") for i in range(count)]
         self.queries = [r.uint32(width=2 * self.blocks) for _ in range(count)]
@@ -165,7 +169,7 @@ class Chunks(Span):
         self.turned = [r.uint32(width=self.tile // 8) for _ in range(count)]
         #: two maxima and two row sums: the warp's, and those of all
         self.stats = [r.float32(QUAD) for _ in range(count)]
-        self.merged = [r.float32(QUAD) if s.warps > 1 else own for own in self.stats]
+        self.merged = [r.float32(QUAD) if self.warps > 1 else own for own in self.stats]
         self.ring = Ring(self, self.sequences, self.head)
         # whether a stage of the ring takes more than one tile
         self._goes_on = self.entire or self.tiles > self.stages
@@ -176,14 +180,14 @@ class Chunks(Span):
         if self.all_leave:
             body = [*self.find_span(), *traced(self._begin), *body[-1:], *traced(self._leave)]
         body += self.add_up()
-        return finish(self.info(self.warps, (self.ring.keys, self.ring.values)), *body)
+        return finish(self.info(int(self.s.warps), (self.ring.keys, self.ring.values)), *body)
 
     # -- the whole -----------------------------------------------------------------------------
 
     def _chunk(self, start: UOp) -> None:
         """Rows of the first tiles are asked for before anything else, the pages of all at once."""
         stride = self.warps * self.tile
-        first = start + WARP * self.tile
+        first = start + self.warp * self.tile
         tiles = ((self.tokens + (stride - 1) - first) // stride).min(self.most)
         firsts = [first + t * stride for t in range(self.stages)]
         ahead = first + self.stages * stride

@@ -29,7 +29,14 @@ from ptxflow.compiler.ir.nodes import (
 from ptxflow.compiler.ir.statements import KernelInfo, Params, Role, parameters, role, when
 from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.gqa_decode.decisions import MMA_DIMS, chunk, columns_of_warp
+from ptxflow.compiler.kernels.gqa_decode.decisions import (
+    HEADS,
+    MMA_DIMS,
+    TOKENS,
+    chunk,
+    columns_of_warp,
+    cta_heads,
+)
 from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as LANES
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
@@ -129,12 +136,12 @@ class Shape:
 
 
 class Total:
-    """Sums of a block under a highest maximum, added up from several of them."""
+    """Sums of blocks side by side under a highest maximum, added up from several of them."""
 
-    def __init__(self, shape: Shape):
+    def __init__(self, shape: Shape, blocks: int = 1):
         self.shape, r = shape, shape.r
         self.row_max, self.row_sum = r.float32(2), r.float32(2)
-        self.sums = r.float32(QUAD)
+        self.sums = r.float32(QUAD * blocks)
 
     def begin(self) -> None:
         emit(at.mov(self.row_max.slot, MINUS_INFINITY))
@@ -164,7 +171,8 @@ class Total:
         """To the output: see `put_output`."""
         shape = self.shape
         self.sums *= shape.share(self.row_sum, self.row_max)
-        shape.put_output(row, column, d, self.sums)
+        for i in range(self.sums.n // QUAD):
+            shape.put_output(row, column, d + i, self.sums[QUAD * i : QUAD * (i + 1)])
         with where(d.eq(0)):
             shape.put_lse(row, column, self.row_sum, self.row_max)
 
@@ -185,7 +193,7 @@ class Span(Shape):
     """A chunk of a sequence, for some key heads and columns of their query heads; of a cluster that
     shares one, a CTA's part of it: tiles side by side."""
 
-    warps: int  # that multiply
+    warps: int  # that have tokens of a unit each
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device, Registers())
@@ -197,15 +205,20 @@ class Span(Shape):
         self.caches = CACHES  # parameters by which keys and values are found
         self.maps = dict[str, Param]()  # tensor maps by parameter
         self.every_told_row = list[str]()  # registers that hold rows of the caches
+        own = s.get("own", TOKENS) == HEADS  # warps have heads of their own
+        self.cta_heads = int(cta_heads(s.fields()))
         # CTAs of a chunk, or clusters of a sequence
-        self.parts = self.key_heads // self.heads * (self.columns // self.side)
+        self.parts = self.key_heads // self.cta_heads * (self.columns // self.side)
         self.ctas = int(s.get("cluster", 1))  # of a cluster that shares a chunk
         self.entire = bool(s.get("whole", 0))  # a cluster takes a whole sequence
         #: those without tokens have something to say, too
         self.all_leave = self.entire or self.ctas > 1
         self.place, share = self._split_ctas()
         sides = self.columns // self.side
-        self.head, self.column = share // sides * self.heads, share % sides * self.side
+        self.head, self.column = share // sides * self.cta_heads, share % sides * self.side
+        self.warp: UOp = WARP  # of those that share tokens, and add up
+        if own:
+            self.head, self.warp = self.head + WARP * self.heads, const(0)
         self.tokens = self.sequences.tokens
         # the most tiles of a warp or warpgroup, and the first token, of the sequence's
         self.most = value(self.tiles)
@@ -315,7 +328,7 @@ class Span(Shape):
             self.put_output(row, column, self.block(i), whole)
         # one warp says of all units where the last of a key head has fewer heads than the others
         teller = u % self.warps if self.side == 1 or self.group % COLUMNS == 0 else 0
-        with where(WARP.eq(teller)):
+        with where(self.warp.eq(teller)):
             self.put_lse(row, column, row_sum, row_max)
 
     # -- of a cluster that shares a sequence --------------------------------------------------
@@ -374,6 +387,6 @@ class Span(Shape):
         row = self.unit(self.place, self.head + h, self.column + c)
         for i in self.mine:
             self.keep_sums(row, self.block(i), self.whole(u, i))
-        with where(WARP.eq(u % self.warps)):
+        with where(self.warp.eq(u % self.warps)):
             self.add_probs(u)
             self.keep_stats(row, self.all_stats(u))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from itertools import product
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.copies import AHEAD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, value, var
@@ -46,6 +47,8 @@ class Tiles(Span):
         super().__init__(problem, s, device)
         self.warps = GROUP_WARPS
         self.boxed = bool(decisions.boxes(problem, self.tile))
+        self.promotion = int(s.get("promotion", 0))
+        self.ahead = AHEAD[self.promotion // 128]
         self.copied, self.apart = s.gather == decisions.COPY, s.arrival == decisions.APART
         self.wide = decisions.heads_wide(problem)  # columns of an MMA
         self.tile_of = SmemTile(self.tile, self.heads * self.size, ELEMENT, LINE)
@@ -175,7 +178,7 @@ class Tiles(Span):
         """The rows of a cache, all key heads side by side; boxes of a row's next columns follow."""
         width, mine = self.key_heads * self.size, self.heads * self.size * ELEMENT
         dims, pitch = (str(width), f"num_pages * {self.page_size}"), (str(width * ELEMENT),)
-        near, dtype = 256 if mine >= 256 else 128, self.problem.dtype
+        near, dtype = self.promotion or (256 if mine >= 256 else 128), self.problem.dtype
         return {
             f"{name}_map": TensorMapParam(f"{name}_cache", dtype, dims, pitch, self.box, LINE, near)
             for name in (KEYS, VALUES)
@@ -229,7 +232,8 @@ class Tiles(Span):
             place = slot(self.buffers[name], self.rings[name].stage(t), begin, LINES * LINE)
             offset = (LANE >> 3) * LINE + ((chunk ^ (row & 7)) << 4)
             source, cache = index + (chunk + column * ELEMENT // CHUNK), f"{name}_cache"
-            emit(at.copy_async(place, offset, param(cache), source, anywhere(cache)))
+            taken = place, offset, param(cache), source, anywhere(cache)
+            emit(at.copy_async(*taken, ahead=self.ahead))
 
     # -- past the end --------------------------------------------------------------------------
 

@@ -5,21 +5,35 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Fields, Problem, Wide, rule
 from ptxflow.compiler.kernels.gqa_decode import decisions as listed
-from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS, ROWS, SYNC, rings
+from ptxflow.compiler.kernels.gqa_decode.decisions import (
+    GROUP_WARPS,
+    HEADS,
+    ROWS,
+    SYNC,
+    TOKENS,
+    rings,
+)
 
-TILES = (*range(1, 33), *range(34, 65, 2))
-MOST = TILES[-1]
+MOST = 64
+HELD = 40  # times four registers, of what a warp of the second kernel loads at a time
 
 DECISIONS = (
     Decision("tile", (16, 32, 48, 64, 128, 192), "tokens of a step of a warp, or warpgroup"),
-    Decision("tiles", TILES, "tiles of a warp"),
-    Decision("stages", tuple(range(1, 9)), "tiles of a warp's ring"),
+    Decision("tiles", tuple(range(1, MOST + 1)), "tiles of a warp"),
+    Decision("stages", (*range(1, 9), 10, 12), "tiles of a warp's ring"),
     Decision("sum_warps", tuple(range(1, 9)), "warps of a CTA of the second kernel"),
+    Decision("sum_blocks", (1, 2, 4), "blocks of 16 dims that a warp of it adds up"),
     Decision("sum_chunks", (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), "chunks that one loads at a time"),
     Decision("cluster", (1, 2, 4, 8), "CTAs that share a chunk, and add up through shared memory"),
+    Decision(
+        "promotion", (0, 128, 256), "bytes that L2 fetches where it lacks a line; 0: as usual"
+    ),
+    Decision("own", (TOKENS, HEADS), "what each warp of a CTA that multiplies has of its own"),
     Decision("whole", (0, 1), "a chunk is a whole sequence, and there is no second kernel"),
 )
 
@@ -41,7 +55,7 @@ def _longest(f: Fields, p: Problem, d: Device) -> Any:
 def _undecided(f: Fields, p: Problem, d: Device) -> Any:
     """Whether there are chunks, or no decision about them and their sums."""
     unsummed = (f.dependent == 0) & (f.sum_warps == 1) & (f.sum_chunks == 2) & (f.sum_split == 0)
-    return (f.whole == 0) | ((f.tiles == 1) & unsummed)
+    return (f.whole == 0) | ((f.tiles == 1) & unsummed & (f.sum_blocks == 1))
 
 
 RULES = (
@@ -61,11 +75,26 @@ RULES = (
         "mma warps tile heads stages arrival cluster",
         lambda f, p, d: listed.smem_bytes(f, p, d) <= d.smem_per_block,
     ),
-    rule(listed.LONGEST, "mma warps tile tiles cluster whole", _longest),
+    rule(listed.LONGEST, "mma warps tile tiles cluster whole own", _longest),
+    rule(
+        listed.DIVIDE,
+        "warps heads own",
+        lambda f, p, d: p["num_kv_heads"] % listed.cta_heads(f) == 0,
+    ),
+    rule(
+        "warps with heads of their own are several, and neither a warpgroup's nor of a cluster",
+        "mma warps cluster own",
+        lambda f, p, d: (f.own == TOKENS) | ((f.mma == SYNC) & (f.warps > 1) & (f.cluster == 1)),
+    ),
     rule(
         "who takes whole sequences decides nothing about chunks and their sums",
-        "tiles dependent sum_warps sum_chunks sum_split whole",
+        "tiles dependent sum_warps sum_chunks sum_split sum_blocks whole",
         _undecided,
+    ),
+    rule(
+        "sums of chunks or warps exceed the registers of a thread of the second kernel",
+        "sum_warps sum_chunks sum_blocks",
+        lambda f, p, d: np.maximum(f.sum_chunks, f.sum_warps) * (1 + f.sum_blocks) <= HELD,
     ),
     rule(
         f"the chunk of a cluster has no more than {MOST} tiles of a warp",

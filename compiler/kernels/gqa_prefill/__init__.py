@@ -145,32 +145,33 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions. Few queries beside many keys; tiles of
     queries without a key; many sequences, few of which have tokens, and whose look-up takes several
     steps; sequences, with keys and without, whose last rows are those of each store of a warp; a
-    full tile that sees one key more than fill a ring; a ring beyond its 32nd turn. Of some blocks
-    an odd number, so that they are of all heads.
+    full tile that sees one key more than fill a ring; a ring beyond its 32nd turn; all parts. Of
+    some blocks an odd number, so that they are of all heads.
     """
     k = kernel(p, s, device)
     group, tile = k.heads // k.kv_heads, k.tile_kv
     shapes = tuple({"num_kv_heads": n, "num_qo_heads": n * group} for n in few(k.kv_heads))
 
+    begun = (0,) if k.cut > 1 else ()  # all of the first launch, as the second reads what it leaves
+
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
-        return Size(sized(p, count, queries, *_room(k, tokens)), None, some)
+        return Size(sized(p, count, queries, *_room(k, tokens)), None, (*begun, *some))
 
     whole, ring = 2 * k.tokens + 5, s.stages * tile
     turns = -(-2 * k.tokens // ring)
     stores = k.warp_rows // LINES + 1
     rows = max(1, LINES // k.share) * stores * (stores + 1) // 2
+    # the first queries see two tiles of the last part that need a mask
+    cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - k.tokens // 2
     sizes = (
         size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7, (7,)),
-        Size(sized(p, 1, 2 * k.tokens, turns * ring + 1), None, (7,)),
+        Size(sized(p, 1, 2 * k.tokens, turns * ring + 1), None, (*begun, 7)),
         size(3, 3 * k.tokens + 6, 5),
         size(35, 8, 8),
         size(stores, rows, 60),
         Size(sized(p, stores, rows, 1)),
         size(1, 2, 34 * s.stages * tile, (1,)),
-        *(
-            [size(1, whole, whole + k.cut * max(k.least, s.stages + 1) * tile, (0, 7))]
-            * (k.cut > 1)
-        ),
+        *([size(1, whole, whole + cut, (7,))] * (k.cut > 1)),
     )
     return Trials(shapes, sizes)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from ptxflow.compiler.atoms import at
@@ -256,40 +257,35 @@ class Block(Keys, Lines):
     def launch(self) -> Launch:
         """Grid, parameters and tensor maps as expressions over the axes."""
         shared = int(smem_bytes(self.s.fields(), self.problem, self.device))
-        width = self.heads * self.dim
-        if self.share == 1:
-            dims, stride = (str(width), "total_q"), width
-        else:
-            dims, stride = (str(self.dim), f"total_q * {self.heads}"), self.dim
-        pitch: tuple[str, ...] = (str(stride * ELEMENT),)
-        box = self.query_box
-        if self.whole_boxes:
-            token, size = width * ELEMENT, f"total_q * {width * ELEMENT}"
-            dims, pitch = (
-                (str(self.dim), str(self.heads), "total_q", "1", "1"),
-                (
-                    str(self.dim * ELEMENT),
-                    str(token),
-                    size,
-                    size,
-                ),
-            )
-            box = (WIDE, self.share, self.tokens, 1, 1)
-        q = TensorMapParam("q", self.problem.dtype, dims, pitch, box, ROW)
-        given = {**SCALE, **self.key_maps, "q_map": q, **SEQUENCES}
-        grid, warps = self.blocks, self.warps
+        given = {**SCALE, **self.key_maps, "q_map": self.query_map, **SEQUENCES}
         if self.cut == 1:
-            return launch_of(ENTRY, grid, warps, self.params, given, shared)
-        then = Merge(self.problem, self.s, self.device).launch()
+            return launch_of(ENTRY, self.blocks, self.warps, self.params, given, shared)
+        merge = Merge(self.problem, self.s, self.device).launch()
         rows = f"total_q * {self.heads * self.cut}"
         workspace = (
             Workspace(PARTIAL, f"{rows} * {self.dim * WORD}"),
             Workspace(f"{PARTIAL}_lse", f"{rows} * {WORD}"),
         )
-        grid = f"{grid} * {self.cut}"
-        return launch_of(
-            ENTRY, grid, warps, self.params, given, shared, then=(then,), workspace=workspace
+        first = launch_of(
+            ENTRY, f"{self.blocks} * {self.cut}", self.warps, self.params, given, shared
         )
+        return replace(first, then=(merge,), workspace=workspace)
+
+    @property
+    def query_map(self) -> TensorMapParam:
+        """Boxes of tokens of a head, of heads of a token, or of heads of tokens."""
+        head, token = self.dim * ELEMENT, self.heads * self.dim * ELEMENT
+        dims: tuple[str, ...] = f"{self.dim}", f"total_q * {self.heads}"
+        strides: tuple[str, ...] = (f"{head}",)
+        box: tuple[int, ...] = self.query_box
+        if self.whole_boxes:
+            whole = f"total_q * {token}"
+            dims = (f"{self.dim}", f"{self.heads}", "total_q", "1", "1")
+            strides = (f"{head}", f"{token}", whole, whole)
+            box = (WIDE, self.share, self.tokens, 1, 1)
+        elif self.share == 1:
+            dims, strides = (f"{self.heads * self.dim}", "total_q"), (f"{token}",)
+        return TensorMapParam("q", self.problem.dtype, dims, strides, box, ROW)
 
     def load_queries(self) -> UOp:
         expect = at.mbar_arrive_expect(slot(self.q_full), bytes=self.q_tile.bytes)

@@ -13,6 +13,8 @@ from ptxflow.compiler.kernels.moe import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.moe.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.moe.combine import Combine
 from ptxflow.compiler.kernels.moe.decisions import JOINED
+from ptxflow.compiler.kernels.moe.ordered import ENTRY as ROWS
+from ptxflow.compiler.kernels.moe.ordered import Ordered
 from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, SCHEMA
 from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute, Route
 from ptxflow.compiler.kernels.moe.wide import AT_END, AT_START, WIDE
@@ -43,7 +45,8 @@ def build(p: Problem, s: Strategy, device: Device) -> UOp:
     up, down = products(p, s, device)
     route = [] if s.route == JOINED else [Route(p, s, device).build()]
     place, total = Permute(p, s, device).build(), Combine(p, s, device).build()
-    before = [*route, place, up.build(), down.build()]
+    rows = [Ordered(p, s, device).build()] if up.copied else []
+    before = [*route, place, *rows, up.build(), down.build()]
     if s.get("trigger", AT_END) == AT_START:
         before = [with_body(k, (at.grid_launch_dependents(), *body_of(k))) for k in before]
     return program(*before, total)
@@ -64,6 +67,11 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
         listed = (("places", tokens, 8), ("work", tiles, 4), ("tiles", 1, 1))
         name = f"{tokens} tokens, {tiles} tiles"
         out.append(Trip(name, values, listed if tiles > 1 else (), PERMUTE))
+    order = Ordered(p, s, device)
+    if order.copied:
+        held = tuple((order.value(f"row{i}_").arg[0], i) for i in range(8))
+        written = (("ordered", 8, order.hidden), ("ordered_scale", 8, order.hidden // BLOCK))
+        out.append(Trip("a token's rows", (*held, ("seq_len", 1), ("rows", 8)), written, ROWS))
     for product in products(p, s, device):
         out += _of_product(product)
     total = Combine(p, s, device)
@@ -81,7 +89,7 @@ def _of_product(g: Products) -> list[Trip]:
         prefix, whose = ("u_", "cpf") if g.up else ("d_", "cp")
         names = {"tiles": tiles, "c_left": g.tile_t, "p_left": g.tile_t}
         names |= {f"{who}_{n}": 0 for who in whose for n in ("expert", "row", "weight")}
-        names |= {f"token{i}_": 0 for i in range(g.lines)}
+        names |= {f"token{i}_": 0 for i in range(g.lines if g.gathers else 0)}
         values = {f"{prefix}{name}": n for name, n in names.items()}
         values |= {
             "steps": steps,
@@ -110,6 +118,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
         launch_of(
             PERMUTE, "1", place.warps, place.params, SCALARS, place.smem_bytes, dependent=late
         ),
+        *_ordered(p, s, device),
         *(product.launch() for product in products(p, s, device)),
         launch_of(
             COMBINE, total.grid, total.warps, total.params, SCALARS, dependent=total.dependent
@@ -117,6 +126,14 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     )
     first, *following = steps[1:] if place.joined else steps
     return replace(first, then=tuple(following), workspace=route.workspace)
+
+
+def _ordered(p: Problem, s: Strategy, device: Device) -> list[Launch]:
+    """That of the kernel which copies rows, where there is one."""
+    o = Ordered(p, s, device)
+    given = {"rows": o.rows}
+    made = launch_of(ROWS, "seq_len", o.warps, o.params, given, dependent=o.dependent)
+    return [made] if o.copied else []
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

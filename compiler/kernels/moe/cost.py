@@ -91,7 +91,11 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     alone = np.where(joined, c.route * -(-tokens // warps), late)
     routed = 4.0 * EXPERTS * tokens + 0 * one
     begun = 800.0 * np.where(joined, 1.0, first)
-    place = _small(one, placed + alone, 100.0 * tokens + routed * joined, begun, up)
+    copied = f.get("rows", decisions.GATHERED) == decisions.COPIED
+    moved = hidden * (tokens + rows) + 0.0 * one
+    ordered = _small(one * tokens, 400.0 + late, moved, 500.0 * first, up)
+    ordered = replace(ordered, blocks=np.where(copied, ordered.blocks, 0))
+    place = _small(one, placed + alone, 100.0 * tokens + routed * joined, begun, ordered)
     ctas = -(-tokens // f.get("route_tokens", TOKENS))
     route = _small(one * ctas, 0.5 * c.route + 0 * one, routed, 800.0, place)
     return _first(joined, place, route)
@@ -139,9 +143,11 @@ def _product(
         np.where(f.consumers == 2, c.others, c.alone) * sums
         + c.wave * decisions.waves(f, up) * sets
     )
+    copied = f.get("rows", decisions.GATHERED) == decisions.COPIED
     fed = np.where(f.get("feeder", decisions.GATHERS) == decisions.OWN, c.fed, 1.0)
-    gathered = fed * c.gather * f.tile_t / 4 if up else 0.0
+    gathered = np.where(copied, 0.0, fed * c.gather * f.tile_t / 4) if up else 0.0
     late_rows = c.behind * (f.lag == 1) - c.sooner * np.clip(f.lag - 2, 0, 3) if up else 0.0
+    late_rows = np.where(copied, 0.0, late_rows)
     left = real * tile_w * (0.5 if up else np.where(f.partials == decisions.FLOAT32, 4, 2))
     return Demand(
         blocks=blocks,

@@ -19,6 +19,7 @@ WEIGHTS, TOKENS = "weights", "tokens"
 APART, JOINED = "apart", "joined"
 BFLOAT16, FLOAT32 = "bfloat16", "float32"
 GATHERS, OWN = "gathers", "own"
+GATHERED, COPIED = "gathered", "copied"
 WARPGROUP, WARPGROUP_ROWS, TMEM_ROWS = 128, 64, 128
 LINES = 4  # rows that a warp gathers at a time
 #: registers of two warpgroups that hold sums, and of the third, which gathers rows for the first

@@ -75,7 +75,9 @@ class Grouped(Shape):
         self.weights = smem("weight_tiles", self.weight_tile.bytes, self.stages)
         self.scales = smem("scale_rows", self.scale_sets * self.tile_t * 4, self.stages, align=128)
         self.copiers: int = int(copiers(self.s.fields(), self.device))
-        fillers = self.copiers + 1 if up else 1
+        self.gathers = up and not self.copied
+        self.source = "inner" if not up else "ordered"  # of rows in the order of experts
+        fillers = self.copiers + 1 if self.gathers else 1
         frees = self.consumer_warps + int(device.has_tmem)  # with tcgen05 a commit, too
         self.ring = Ring.of("ring", self.stages, fillers, frees)
         self.steps = const(self.k // BLOCK, "steps")
@@ -123,7 +125,7 @@ class Grouped(Shape):
             return "weight expert"
         if who == "p" and self.fed:
             return "row left"
-        return "weight expert row left" if self.up or who == "c" else "weight expert row"
+        return "weight expert row left" if self.gathers or who == "c" else "weight expert row"
 
     def use(self, sequence: UOp, k: UOp) -> UOp:
         return sequence * self.steps + k
@@ -146,8 +148,8 @@ class Grouped(Shape):
     def produce(self, first: int) -> list[Body]:
         """What the warps from `first` on do."""
         k = var("k_load")
-        if not self.up:
-            fill = self.each_tile("p", lambda i: loop(k, self.steps, single(*self._fill(i, k))))
+        if not self.gathers:
+            fill = self.each_tile("p", lambda i: self._filled(i, k))
             return [when(WARP.eq(first), self.find(), fill)]
         warp = WARP - first
 
@@ -205,8 +207,12 @@ class Grouped(Shape):
         place = (k * BLOCK, 0, 0, tile * groups, expert)
         return [at.tma_load_5d(target, param("weights_map"), *place, bar, box=box, element=1)]
 
+    def _filled(self, i: UOp, k: UOp) -> list[Body]:
+        """A tile whose rows are in order."""
+        return [loop(k, self.steps, single(*self._fill(i, k))), self._prefetch("p", const(0))]
+
     def _fill(self, i: UOp, k: UOp) -> list[UOp]:
-        """A stage of the second product, by one lane."""
+        """A stage of a product whose rows are in order, by one lane."""
         use = self.use(i, k)
         stage = self.ring.stage(use)
         bar, row = slot(self.ring.full, stage), self.value("p_row")
@@ -215,9 +221,9 @@ class Grouped(Shape):
         scales = [
             at.bulk_load(
                 slot(self.scales, stage, j * each, each),
-                param("inner_scale"),
+                param(f"{self.source}_scale"),
                 (k * self.scale_sets + j) * param("rows") + row,
-                anywhere("inner_scale"),
+                anywhere(f"{self.source}_scale"),
                 bar,
                 bytes=each,
                 element=4,
@@ -226,11 +232,11 @@ class Grouped(Shape):
         ]
         tokens = at.tma_load_handed(
             slot(self.tokens, stage),
-            param("inner_map"),
+            param(f"{self.source}_map"),
             k * BLOCK,
             row,
             bar,
-            anywhere("inner"),
+            anywhere(self.source),
             box=(BLOCK, self.tile_t),
             element=1,
         )
@@ -311,7 +317,7 @@ class Grouped(Shape):
     def release(self, use: UOp) -> list[UOp]:
         """A warp has read its part of a stage, its scales too, which a bulk copy may overwrite."""
         arrive = at.mbar_arrive(slot(self.ring.empty, self.ring.stage(use)))
-        fence = [] if self.up else [at.fence_proxy_async()]
+        fence = [] if self.gathers else [at.fence_proxy_async()]
         return [*fence, at.warp_sync(), single(arrive)]
 
     # -- what a tile leaves --------------------------------------------------------------------
@@ -353,6 +359,11 @@ class Grouped(Shape):
     def params(self) -> Params:
         if self.up:
             maps = "weights_map gemm2_weights_map" if self.ahead else "weights_map"
+            if self.copied:
+                return parameters(
+                    f"{maps} ordered_map: map, ordered_scale gemm1_weights_scale work tiles inner "
+                    "inner_scale: ptr, rows: u32"
+                )
             return parameters(
                 f"{maps}: map, hidden_states hidden_states_scale gemm1_weights_scale tokens work "
                 "tiles inner inner_scale: ptr, seq_len rows: u32"
@@ -382,7 +393,7 @@ class Grouped(Shape):
         tiles = f"{self.row_tiles} * {self.n // self.tile_w}"
         ctas = self.device.sms * int(self.s.get("up_ctas" if self.up else "down_ctas", 1))
         grid = f"min({ctas}, {tiles})" if self.s.persistent else tiles
-        maps = {"weights_map": self._weights_map, "inner_map": self._inner_map}
+        maps = {"weights_map": self._weights_map, f"{self.source}_map": self._rows_map}
         maps["gemm2_weights_map"] = self._down_map
         given: dict[str, Param | Expr] = {**maps, "rows": self.rows}
         shared, warps = int(smem_bytes(self.s.fields(), self.up)), self.consumer_warps + 4
@@ -410,6 +421,6 @@ class Grouped(Shape):
         return TensorMapParam("gemm2_weights", "uint8", rows, (k,), box, ROW, self.promotion)
 
     @property
-    def _inner_map(self) -> TensorMapParam:
-        dims = (str(self.inner), self.rows)
-        return TensorMapParam("inner", "uint8", dims, (str(self.inner),), (BLOCK, self.tile_t), ROW)
+    def _rows_map(self) -> TensorMapParam:
+        k, box = str(self.k), (BLOCK, self.tile_t)
+        return TensorMapParam(self.source, "uint8", (k, self.rows), (k,), box, ROW)

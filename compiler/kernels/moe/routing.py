@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial, reduce
+from itertools import product
 from operator import add, or_
 
 from ptxflow.compiler.atoms import at
@@ -170,7 +171,8 @@ class Permute(Shape):
     @property
     def params(self) -> Params:
         routed = ROUTED if self.joined else parameters("choices: ptr")
-        return routed + parameters("places tokens work tiles: ptr, seq_len: u32")
+        tokens = "" if self.copied else " tokens"
+        return routed + parameters(f"places{tokens} work tiles: ptr, seq_len: u32")
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -291,9 +293,9 @@ class Permute(Shape):
                     row = r.of(at.shuffle_from, own, lane).value + before.value
                     rows[i] = r.either(expert < WORD, row, rows[i]).value
                 emit(at.sum_u32(own, own, r.of(at.popc, members), unread="dst"))
-            held, word = r.together(rows), r.uint32(token)
+            held, words = r.together(rows), [] if self.copied else [r.uint32(token)]
             for i in range(0, CHOSEN, 4):
                 index = token * CHOSEN + i
                 emit(store_global("places", index, held[i : i + 4].slot, place, inside))
-            for row in rows:
+            for row, word in product(rows, words):
                 emit(store_global("tokens", row, word.slot, place, inside & row.ne(NOWHERE)))

@@ -13,6 +13,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import UOp, Value, value_of
+from ptxflow.compiler.kernels.moe.decisions import COPIED, GATHERED
 from ptxflow.compiler.kernels.moe.problem import BLOCK, CHOSEN, ROW_ALIGN, WORD
 from ptxflow.compiler.launch import Workspace
 from ptxflow.compiler.tile.tensors import load_global
@@ -37,6 +38,7 @@ class Shape:
         self.tile_t: int = strategy.tile_t
         self.granule = min(BLOCK, int(strategy.up_tile) // 2)  # inner columns that share a scale
         self.dependent = bool(strategy.dependent)
+        self.copied = strategy.get("rows", GATHERED) == COPIED
         self.promotion = int(strategy.get("promotion", 128))
 
     # -- registers -----------------------------------------------------------------------------
@@ -72,11 +74,15 @@ class Shape:
         choices = f"seq_len * {4 * CHOSEN}"
         granules = self.inner // self.granule
         partial = self.hidden * PARTIAL_BYTES[self.s.partials]
+        ordered = (
+            Workspace("ordered", f"{self.rows} * {self.hidden}"),
+            Workspace("ordered_scale", f"{self.rows} * {self.hidden // BLOCK * 4}"),
+        )
         return (
             Workspace("choices", choices),
             Workspace("shares", choices),
             Workspace("places", choices),
-            Workspace("tokens", f"{self.rows} * 4"),
+            *(ordered if self.copied else (Workspace("tokens", f"{self.rows} * 4"),)),
             Workspace("work", f"{self.row_tiles} * {4 * TILE_WORDS}"),
             Workspace("tiles", "16"),
             Workspace("inner", f"{self.rows} * {self.inner}"),

@@ -12,7 +12,7 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Fields, Problem, Wide, rule
 from ptxflow.compiler.kernels.moe import decisions as listed
-from ptxflow.compiler.kernels.moe.decisions import GATHERS, OWN
+from ptxflow.compiler.kernels.moe.decisions import COPIED, GATHERED, GATHERS, OWN
 from ptxflow.compiler.kernels.moe.problem import BLOCK, WORD
 from ptxflow.compiler.kernels.moe.routing import PLACE_WARPS, most_warps
 from ptxflow.compiler.kernels.waves import choices
@@ -39,6 +39,7 @@ DECISIONS = (
     Decision(
         "feeder", (GATHERS, OWN), "who asks for the first product's weights: a warp that gathers"
     ),
+    Decision("rows", (GATHERED, COPIED), "how the first product comes to rows of tokens"),
     Decision("route_tokens", (4, 1, 2, 8, 16), "tokens that a CTA routes"),
     Decision("place_warps", (32, 4, 8, 16), "warps that find rows of the experts"),
     Decision("sum_ctas", (1, 2, 4, 7, 14), "CTAs that add up a token's outputs"),
@@ -57,12 +58,15 @@ def _sides(f: Fields, p: Problem, d: Device) -> Any:
 
 
 def _registers(f: Fields, p: Problem, d: Device, up: bool) -> Any:
-    """As listed, or of its own: sums, a wave's, scales of tokens and factors of blocks."""
-    sums, limit = listed.tile_sums(f, up), listed.register_limit(f)
-    blocks = 2 if up else np.maximum(f.down_tile // f.consumers // BLOCK, 1)
-    own = sums + sums // listed.waves(f, up) + f.tile_t // 4 * (1 + blocks) + BESIDE
-    new = (not d.has_tmem) & ~np.isin(f.tile_t, LISTED)
-    return np.where(new, own, listed.registers(f, p, up, d)) <= limit
+    """As listed, or of its own: sums, a wave's, scales of tokens and factors of blocks; with
+    tcgen05 more beside them, as was seen."""
+    limit, asked = listed.register_limit(f), listed.registers(f, p, up, d)
+    new, own = ~np.isin(f.tile_t, LISTED), asked + BESIDE
+    if not d.has_tmem:
+        sums = listed.tile_sums(f, up)
+        blocks = 2 if up else np.maximum(f.down_tile // f.consumers // BLOCK, 1)
+        own = sums + sums // listed.waves(f, up) + f.tile_t // 4 * (1 + blocks) + BESIDE
+    return np.where(new, own, asked) <= limit
 
 
 def _resident(f: Fields, p: Problem, d: Device, up: bool) -> Any:
@@ -110,6 +114,11 @@ RULES = (
         "an SM holds all persistent CTAs of the second product that it is given",
         "swap tile_t consumers waves down_waves up_tile down_tile down_stages persistent down_ctas",
         lambda f, p, d: _resident(f, p, d, False),
+    ),
+    rule(
+        "rows that are copied in order are neither late nor brought by warps of their own",
+        "rows lag feeder",
+        lambda f, p, d: (f.rows == GATHERED) | ((f.lag == 1) & (f.feeder == GATHERS)),
     ),
     rule(
         "weights that L2 gets early are there",

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.threads import cache_hint, float_bits
+from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import (
@@ -36,6 +36,7 @@ from ptxflow.compiler.kernels.rmsnorm.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.rmsnorm.problem import ELEMENT
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.lower import single
+from ptxflow.compiler.tile.softmax import SUM
 from ptxflow.compiler.tile.tensors import Place, load_global, store_global
 from ptxflow.compiler.tile.values import (
     Float32,
@@ -43,7 +44,7 @@ from ptxflow.compiler.tile.values import (
     UInt32,
     emit,
     repeat,
-    shuffle_xor,
+    times,
     traced,
     where,
 )
@@ -291,22 +292,12 @@ class Kernel:
         total = self._butterfly(total, min(self.row_threads, WARP_SIZE))
         if self.row_warps > 1:
             total = self._butterfly(self._exchange(turn, total), self.sharers)
-        bits = {
-            "factor": float_bits(1 / self.hidden),
-            "summand": float_bits(self.problem.constant("eps")),
-        }
-        return total.apply(at.fma_constants, **bits).apply(at.rsqrt)
+        return times(total, 1 / self.hidden, self.problem.constant("eps")).apply(at.rsqrt)
 
     @staticmethod
     def _butterfly(held: Float32, lanes: int) -> Float32:
-        """Sums over groups of lanes, in every lane.
-
-        Lanes of a group add in different orders and get the same: a + b is b + a at each step.
-        """
-        while lanes > 1:
-            lanes //= 2
-            held = held + shuffle_xor(held, lanes)
-        return held
+        """Sums over groups of lanes, in every lane."""
+        return SUM.across(held, [lanes >> i for i in range(1, lanes.bit_length())])
 
     def _exchange(self, turn: UOp, total: Float32) -> Float32:
         """One lane of each warp leaves its part; every lane takes parts of its row, and adds them

@@ -16,7 +16,7 @@ from ptxflow.eval.verify.cases.attention import POWER_ERROR
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, poisoned, stored
 
 HEADS, DIMS = 8, 16  # of a piece
-MAXIMA = 0.0, 90.0, -90.0  # of rows, about, by turns: their powers of two are beyond float32
+MAXIMA = 0.0, 300.0, -300.0  # of rows, about, by turns: whose powers of two float32 does not have
 SPREAD = 2.0  # of a row's maxima in chunks: each of them counts
 
 
