@@ -218,18 +218,20 @@ def run(args: argparse.Namespace) -> int:
     if args.measure == "no":
         print(f"the candidates of {len(sizes)} sizes are in {looks}")
         return 0
-    found, end = {r.identity: r for r in read_records(path)}, time.monotonic() + args.time_limit
+    found = {r.identity: r for r in read_records(path)}
     without = sorted(EAGER.union(() if args.compiled else PER_SHAPE))
     with ExitStack() as stack:
         measurer = stack.enter_context(ready.measurer(path)) if gpu else None
         if measurer:
             measurer.ahead(c for own, tuned in asked for c in (own, *tuned))
+        end = time.monotonic() + args.time_limit
         for place in tqdm(sizes, desc="measure", unit="size", disable=measurer is None):
             if measurer and time.monotonic() < end:
                 judged.measure(place, measurer, found, without)
     rows = [row for place in sizes if (row := judged.row(place, found))]
     if not rows:
-        raise BadInput(f"{path}: none of these sizes was measured; use --measure yes")
+        more = "a longer --time-limit" if gpu else "--measure yes"
+        raise BadInput(f"{path}: none of these sizes was measured; use {more}")
     name = " and ".join(sorted({str(r.gpu["name"]) for r in found.values() if "name" in r.gpu}))
     print(f"{manifest.name} at {ranges}, {len(manifest.members)} kernels, {name}\n\n{table(rows)}")
     return 0
