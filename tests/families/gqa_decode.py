@@ -112,8 +112,8 @@ _WHOLE: dict[str, Any] = {
 WIDE = {
     "a whole sequence": strategy(**_WHOLE, warps=4, promotion=256),
     "a cluster's whole sequence": strategy(**_WHOLE, cluster=4, order="places"),
-    "a cluster's chunk": strategy(tile=48, tiles=3, cluster=2),
-    "warps of different heads": strategy(own="heads", tiles=3),
+    "a cluster's chunk": strategy(tile=48, tiles=3, cluster=2, sum_blocks=2),
+    "warps of different heads": strategy(own="heads", tiles=3, sum_blocks=4),
     "a warpgroup's whole sequence": strategy(**(_WARPGROUP | _WHOLE), stages=3, arrival="apart"),
     "warpgroups' whole sequence": strategy(**(_WARPGROUP | _WHOLE), cluster=2, gather="tma"),
     "warpgroups' chunk": strategy(**(_WARPGROUP | {"tile": 192}), tiles=3, cluster=2),
