@@ -16,10 +16,10 @@ from ptxflow.compiler.emulator import emulate, from_bfloat16, to_bfloat16
 from ptxflow.compiler.ir.nodes import CTAID, LANE, UOp, const, param
 from ptxflow.compiler.ir.statements import KernelInfo, flatten
 from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, slot, smem
-from ptxflow.compiler.kernels.gdn_decode.gates import decay, sigmoid
+from ptxflow.compiler.kernels.gdn_decode.gates import decay
 from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.compiler.lower import finish, single
-from ptxflow.compiler.tile.values import Float32, Registers, emit, trace
+from ptxflow.compiler.tile.values import Float32, Registers, emit, sigmoid, trace
 
 RNG = np.random.default_rng(0)
 A, B, C = (frag(name, 4, "b32") for name in ("given_a", "given_b", "given_c"))

@@ -103,7 +103,7 @@ PATHS = {
     "keys in parts": (0, strategy(consumers=1, share=2, tile_kv=32, parts=3, query_box="tile")),
     "three blocks on an SM": (
         64,
-        strategy(consumers=1, tile_kv=32, resident=3, producer_warps=1, value_stages=1),
+        strategy(consumers=1, tile_kv=32, resident=3, producer_warps=1),
     ),
 }
 #: the same for tcgen05
@@ -267,7 +267,6 @@ ROW = Row(
             (0, strategy(turns=1, consumers=1), "take turns"),
             (0, strategy(pin=1, overlap=0), "pinned"),
             (1, strategy(stages=1), "two stages at least"),
-            (1, strategy(value_stages=1), "two stages at least"),
             (0, strategy(resident=2), "begins with registers"),
             (1, strategy(consumers=1, producer_warps=1), "one warp brings whole boxes"),
             (0, strategy(query_box="tile"), "no box of its own"),

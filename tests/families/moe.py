@@ -90,7 +90,7 @@ BLACKWELL = {
         tile_t=16, consumers=2, up_tile=256, down_tile=256, up_stages=3, lag=2, dependent=0
     ),
     "wide: columns": strategy(
-        tile_t=48, up_tile=128, down_tile=256, up_stages=3, lag=2, down_waves=2, trigger="start",
+        tile_t=32, up_tile=128, down_tile=256, up_stages=3, lag=2, down_waves=2, trigger="start",
         ahead=1, feeder="own",
     ),
     "wide: copied rows": strategy(

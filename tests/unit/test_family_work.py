@@ -192,7 +192,7 @@ def test_gqa_prefill_work_is_counted() -> None:
 def test_registers_are_those_of_the_widest_role(name: str) -> None:
     page, s = gqa_prefill.TMEM_PATHS[name]
     p = gqa_prefill.problem(page)
-    kernel = gqa_prefill.PREFILL.build(p, s, B200)
+    kernel = kernels_of(gqa_prefill.PREFILL.build(p, s, B200))[0]
     widest = max(r.arg.regs for r in kernel.src if r.op is Op.ROLE)
     assert widest == gqa_prefill.PREFILL.resources(s.fields(), p, B200).registers
 

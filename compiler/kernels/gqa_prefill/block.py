@@ -29,7 +29,6 @@ from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     boxes,
     smem_bytes,
     threads,
-    value_stages,
 )
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
 from ptxflow.compiler.kernels.gqa_prefill.merge import Merge
@@ -71,13 +70,13 @@ class Keys(Work):
         return self.rings_of(COPIERS if self.gathered else 1, 4 * int(self.s.consumers))
 
     def rings_of(self, fillers: int, readers: int) -> dict[str, tuple[Ring, UOp]]:
-        depths = {"k": int(self.s.stages), "v": int(value_stages(self.s.fields()))}
+        stages = int(self.s.stages)
         return {
             name: (
                 Ring.of(name, stages, fillers, readers),
                 smem(f"{name}_tiles", self.tile.bytes, stages),
             )
-            for name, stages in depths.items()
+            for name in "kv"
         }
 
     def tiles_of(self, name: str) -> Tiles:

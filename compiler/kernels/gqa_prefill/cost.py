@@ -96,7 +96,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         blocks=blocks,
         resident=decisions.resources(f, problem, device).occupancy,
         steps=mean,
-        stages=(f.stages + decisions.value_stages(f)) / 2,
+        stages=f.stages,
         mma_cycles=4 * scores * dim / device.mma_flops_per_cycle,
         smem_bytes=rows * dim * ELEMENT + 2 * tile_bytes * (f.consumers + 1),
         l2_bytes=2 * tile_bytes,

@@ -50,15 +50,9 @@ def tile_rows(f: Fields, device: Device) -> Any:
     return (TMEM_ROWS if device.has_tmem else WARPGROUP_ROWS) * f.consumers
 
 
-def value_stages(f: Fields) -> Any:
-    """Depth of the ring of values."""
-    own = f.get("value_stages", 0)
-    return np.where(own == 0, f.stages, own)
-
-
 def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     """Barriers, queries, and the rings of keys and values."""
-    rows = tile_rows(f, device) + (f.stages + value_stages(f)) * f.tile_kv
+    rows = tile_rows(f, device) + 2 * f.stages * f.tile_kv
     return BARRIER_BYTES + rows * problem["head_dim"] * ELEMENT
 
 
@@ -66,11 +60,8 @@ def producer_registers(f: Fields, device: Device) -> Any:
     """What a producer keeps under setmaxnreg; with tcgen05 its warpgroup issues products too."""
     alone = (f.consumers == 1) & (f.get("resident", 1) == 1)
     if device.has_tmem:
-        usual = np.where(alone, 160, 56)
-    else:
-        usual = np.where(alone, 96, np.where(f.consumers == 3, 32, 40))
-    own = f.get("producer_regs", 0)
-    return np.where(own == 0, usual, own)
+        return np.where(alone, 160, 56)
+    return np.where(alone, 96, np.where(f.consumers == 3, 32, 40))
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -167,7 +158,7 @@ def copied(f: Fields, problem: Problem, device: Device) -> Any:
     """Whether rows can be copied, or tiles are boxes: a warp copies on before it hands over."""
     fits = f.tile_kv <= 128
     if not device.has_tmem:
-        fits = (f.tile_kv % 32 == 0) & (f.stages > 1) & (value_stages(f) > 1)
+        fits = (f.tile_kv % 32 == 0) & (f.stages > 1)
     return boxes(problem, f.tile_kv) | fits
 
 

@@ -1,10 +1,10 @@
-"""The wide space of a prefill: several blocks on an SM, finer tiles, rings of their own depths."""
+"""The wide space of a prefill: several blocks on an SM, finer tiles, keys in parts."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ptxflow.compiler.family import Decision, Fields, Wide, rule
+from ptxflow.compiler.family import Decision, Wide, rule
 from ptxflow.compiler.kernels.gqa_prefill import decisions as listed
 
 BESIDE = 30  # registers that an instruction needs beside its results
@@ -15,7 +15,6 @@ DECISIONS = (
     Decision("tile_kv", TILES, "keys of a step"),
     Decision("resident", (1, 2, 3), "blocks that an SM holds at a time"),
     Decision("producer_warps", (4, 1), "1: registers are not split (wgmma)"),
-    Decision("producer_regs", (0, 24, 32, 48, 64), "of a producer's thread; 0: by consumers"),
     Decision(
         "query_box",
         (listed.TOKEN, listed.TILE),
@@ -23,21 +22,19 @@ DECISIONS = (
     ),
     Decision("parts", (1, 2, 3, 4, 6, 8, 12, 16), "of a tile's keys at most, each a block's"),
     Decision("least", (2, 4, 8, 16), "tiles of keys of a part, at least"),
-    Decision("value_stages", (0, 1, 2, 3, 4), "depth of the ring of values; 0: as that of keys"),
 )
 
 RULES = (
     rule(
         listed.OUTGROWN,
-        "consumers tile_kv overlap resident producer_warps producer_regs",
+        "consumers tile_kv overlap resident producer_warps",
         lambda f, p, d: listed.held(f, p, d) <= listed.register_limit(f, d),
     ),
     rule(
         listed.SHARED,
-        "consumers tile_kv stages resident value_stages",
+        "consumers tile_kv stages resident",
         lambda f, p, d: listed.fitting(f, p, d) >= f.resident,
     ),
-    rule(listed.COPIED, "tile_kv stages value_stages", lambda f, p, d: listed.copied(f, p, d)),
     rule(
         listed.COLUMNS,
         "consumers tile_kv overlap resident",
@@ -53,22 +50,9 @@ RULES = (
         ),
     ),
     rule(
-        "one warp brings whole boxes (wgmma), and keeps no registers of its own",
-        "tile_kv producer_warps producer_regs",
-        lambda f, p, d: (
-            (f.producer_warps == 4)
-            | ((not d.has_tmem) & listed.boxes(p, f.tile_kv) & (f.producer_regs == 0))
-        ),
-    ),
-    rule(
-        "a producer keeps other registers than by consumers, where it says how many",
-        "consumers resident producer_regs",
-        lambda f, p, d: (
-            f.producer_regs
-            != listed.producer_registers(
-                Fields({n: f.get(n, 1) for n in ("consumers", "resident")}), d
-            )
-        ),
+        "one warp brings whole boxes (wgmma)",
+        "tile_kv producer_warps",
+        lambda f, p, d: (f.producer_warps == 4) | ((not d.has_tmem) & listed.boxes(p, f.tile_kv)),
     ),
     rule(
         "a token in one head is no box of its own",
@@ -84,11 +68,6 @@ RULES = (
         f"what parts come to takes {MOST >> 30} GiB at most",
         "parts",
         lambda f, p, d: (f.parts == 1) | (2 * f.parts * listed.output_bytes(p) <= MOST),
-    ),
-    rule(
-        "values have as many stages as keys, or say how many",
-        "stages value_stages",
-        lambda f, p, d: f.stages != f.value_stages,
     ),
 )
 
