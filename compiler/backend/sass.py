@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
+
 from ptxflow.compiler.backend import cache
 from ptxflow.compiler.backend.ptxas import ToolMissing, find_tool, tool_version
 
@@ -201,6 +203,15 @@ def disassemble_together(cubins: Sequence[bytes], arch: str) -> list[list[Instru
         raise SassError(f"nvdisasm skipped instructions of {len(cubins)} cubins for {arch}")
     rest = iter(merged)
     return [list(itertools.islice(rest, len(image) // INSTRUCTION_BYTES)) for image in images]
+
+
+def stalls(cubin: bytes) -> tuple[float, float]:
+    """Of a cubin's instructions as they stand: the cycles that each makes its warp stall, in the
+    mean, and the share that wait for a scoreboard, too. The control word of an instruction has the
+    cycles in bits 105 to 108, scoreboards to wait for in 116 to 121 (Jia et al., arXiv:1804.06826,
+    2.1, for Volta; listings for sm_90a and sm_100a agree); no target since issues two at a time."""
+    high = np.frombuffer(code(cubin), "<u8")[1::2]
+    return float((high >> 41 & 0xF).mean()), float((high >> 52 & 0x3F != 0).mean())
 
 
 def count(instructions: Iterable[Instruction]) -> dict[str, int]:

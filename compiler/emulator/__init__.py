@@ -32,6 +32,7 @@ from ptxflow.compiler.emulator import (  # noqa: F401  importing them fills the 
     wgmma,
     wmma,
 )
+from ptxflow.compiler.emulator.banks import Banks
 from ptxflow.compiler.emulator.fault import Fault, PtxSyntaxError
 from ptxflow.compiler.emulator.grid import Report
 from ptxflow.compiler.emulator.lanes import Array
@@ -41,7 +42,7 @@ from ptxflow.compiler.emulator.parse import parse
 from ptxflow.compiler.emulator.values import from_bfloat16, to_bfloat16
 from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments, Launch, evaluate
 
-__all__ = ["Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat16", "to_bfloat16"]
+__all__ = ["Banks", "Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat16", "to_bfloat16"]
 
 
 def emulate(
@@ -57,6 +58,7 @@ def emulate(
     limit: int = 0,
     before: Collection[str] = (),
     first: int = 0,
+    banks: Banks | None = None,
 ) -> Report:
     """Run a kernel, or the kernels of a program in turn; output tensors are written in place.
 
@@ -69,7 +71,7 @@ def emulate(
     NaN.
     `before`: tensors that what is before the call in the stream may access until the first launch
     has waited for it. Launches before the `first` are over: what they left is in `tensors`, where
-    workspaces may be, too.
+    workspaces may be, too. `banks` counts conflicts, where they are asked for.
     Raises Fault (a PtxSyntaxError for text that it does not know) and ValueError for a launch that
     does not fit the kernel.
     """
@@ -82,6 +84,7 @@ def emulate(
     for i, step in enumerate(launch.steps[first:], first):
         program = Program(parse(ptx, step.entry))
         machine = Machine(program, step, known, axes, seed, None if i else grid, arguments, limit)
+        machine.banks = banks
         if before and not i:
             machine.races.depend([machine.memory.named[name].shadow for name in before])
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from ptxflow.compiler.emulator.banks import Banks
 from ptxflow.compiler.emulator.barrier import ClusterBarrier, MBarrier, NamedBarrier, RegisterPool
 from ptxflow.compiler.emulator.coverage import Coverage
 from ptxflow.compiler.emulator.fault import Fault
@@ -177,6 +178,7 @@ class Grid:
         self.report = Report()
         self.races = Races(module.code, self._note)
         self.signals = Signals()
+        self.banks: Banks | None = None  # counts conflicts, if there
 
     def parameter(self, at: int, size: int) -> int:
         """`size` bytes of parameter space, as an unsigned number."""

@@ -46,6 +46,9 @@ def touch(
     w: Warp, shadow: Shadow, first: Array, run: int, mode: str, lanes: Array | None = None
 ) -> None:
     """A generic access: runs of `run` bytes at offsets `first`, each by one of `lanes` if given."""
+    banks = w.cta.machine.banks
+    if banks is not None and shadow is w.cta.shared.shadow:
+        banks.add(first, run, lanes)
     if mode != "r":
         w.actor.unfenced[shadow.row] |= w.mask
     if not w.others or lanes is None:

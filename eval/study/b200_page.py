@@ -19,8 +19,10 @@ import numpy as np
 
 from ptxflow.command import Parser, reports, require_checkout
 from ptxflow.compiler.backend.ptx import write
+from ptxflow.compiler.backend.sass import stalls
 from ptxflow.compiler.compilation import compile_kernel
 from ptxflow.compiler.device import B200, H200
+from ptxflow.compiler.emulator import Banks
 from ptxflow.compiler.family import Family, Problem
 from ptxflow.compiler.files import write_whole
 from ptxflow.compiler.kernels.gemm import decisions
@@ -162,20 +164,22 @@ def _medians(found: Sequence[Judged]) -> str:
     return f"{rho:.2f} | {median(ratios):.2f} | {apart(ratios):.0%} | {near}"
 
 
-def executed(row: Row) -> Counter[str]:
-    """How often each instruction ran of the row's best kernel, on its family's small problem."""
+def executed(row: Row) -> tuple[Counter[str], Banks]:
+    """How often each instruction ran of the row's best kernel, on its family's small problem, and
+    what became of its accesses to shared memory."""
     maker, problem = row.problem()
     strategy = Modelled.of(maker, problem).strategy
     small = maker.trial(problem, strategy, B200)
     ptx = write(maker.build(small.problem, strategy, B200), B200)
     launch = maker.launch(small.problem, strategy, B200)
-    found = attempt(ptx, launch, Attempt(small.problem, 0, small.blocks))
+    banks = Banks()
+    found = attempt(ptx, launch, Attempt(small.problem, 0, small.blocks), banks=banks)
     assert not found.error, f"{row}: {found.error}"
     count = Counter[str]()
     for entry in found.report.coverage.values():
         for instruction, hits in zip(entry.code, entry.hits, strict=True):
             count[instruction.opcode] += hits
-    return count
+    return count, banks
 
 
 def _begin(count: Mapping[str, int], *starts: str) -> int:
@@ -189,7 +193,8 @@ def static() -> str:
         maker, problem = row.problem()
         strategy = Modelled.of(maker, problem).strategy
         made = compile_kernel(problem, strategy, B200)
-        ran, has = executed(row), made.sass.counts
+        (ran, banks), has = executed(row), made.sass.counts
+        stalled, waiting = stalls(made.cubin)
         taken = maker.resources(strategy.fields(), problem, B200)
         rows.append([
             problem.family, int(taken.threads), made.usage.registers, int(taken.smem_bytes) // 1024,
@@ -197,13 +202,14 @@ def static() -> str:
             " + ".join(f"{n} {name.split()[0]}" for name, n in has.items()
                        if name.startswith(("tcgen05.mma f", "mma.sync"))) or "-",
             *(_begin(has, *starts) for starts in (("TMA tensor load", "bulk copy g"), ("cp.async",),
-              ("mbarrier.try",), ("bar.sync",), ("spill",))),
+              ("mbarrier.try",), ("bar.sync",), ("spill",))), f"{stalled:.1f}", f"{waiting:.0%}",
             _begin(ran, "tcgen05.mma", "mma.sync"), _begin(ran, "cp.async.bulk"),
             _begin(ran, "mbarrier.try"), _begin(ran, "bar.sync"),
+            f"{banks.taken / banks.asked:.2f}" if banks.asked else "-",
         ])  # fmt: skip
     heads = ("family", "threads", "registers", "KiB", "TMEM columns", "MMA in SASS", "bulk loads",
-             "cp.async", "waits", "CTA barriers", "spills", "MMA run", "bulk run", "tries of waits",
-             "CTA barriers run")  # fmt: skip
+             "cp.async", "waits", "CTA barriers", "spills", "stalls", "scoreboards", "MMA run",
+             "bulk run", "tries of waits", "CTA barriers run", "wavefronts")  # fmt: skip
     return markdown(heads, rows, None)
 
 

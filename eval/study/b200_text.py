@@ -16,7 +16,6 @@ else's.
   bandwidth and cycles of an MMA are published; efficiencies, L2's rate and latencies are estimates.
 - **Not known**: any time of ours; latencies of L2 and DRAM under load; what loads of tensor memory
   cost; clocks under power; whether hardware does what the emulator does of tcgen05.
-- **Not counted**: stall cycles in control words of the machine code, dual issue, bank conflicts.
 - Families whose MMA below is mma.sync leave most of the tensor cores unused; the model says so.
 
 ## Each family beside published figures
@@ -61,8 +60,11 @@ not.)
 ## What the kernels are made of
 
 The fastest by the model for the workloads above, of the GEMMs the first. *KiB* of shared memory;
-*MMA* to *spills* are instructions in the machine code, *waits* those of mbarriers; the last four
-are how often warps ran such in the emulator, on the family's small problem, each try of a wait.
+*MMA* to *spills* are instructions in the machine code, *waits* those of mbarriers; *stalls* cycles
+that the control words of its instructions make a warp stall, in the mean, *scoreboards* the share
+that waits for one, too (nothing issues two at a time). The next four are how often warps ran such
+in the emulator, on the family's small problem, each try of a wait; *wavefronts* those that an
+access of warps to shared memory took there (1: no bank conflict).
 
 {static}
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.emulator import Fault, Report, emulate
+from ptxflow.compiler.emulator import Banks, Fault, Report, emulate
 from ptxflow.compiler.emulator.coverage import Coverage, Gap, skeleton
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import PartialSums, Problem, Size, Strategy
@@ -80,7 +80,7 @@ class Outcome:
 
 def attempt(
     ptx: str, launch: Launch, given: Attempt, wanted: Masks | None = None, limit: int = 0,
-    done: tuple[int, Tensors] | None = None,
+    done: tuple[int, Tensors] | None = None, banks: Banks | None = None,
 ) -> Outcome:  # fmt: skip
     """Run a text on a problem; of some clusters what they wrote must be right, and all of `wanted`
     be written. A launch of more than `limit` instructions does not end. `done`: so many launches
@@ -92,7 +92,7 @@ def attempt(
     try:
         report = emulate(
             ptx, launch, tensors, axes, seed=given.seed, some=given.some, grid=given.blocks,
-            arguments=case.arguments, limit=limit, first=first,
+            arguments=case.arguments, limit=limit, first=first, banks=banks,
             before=running(given.problem, tensors, launch),
         )  # fmt: skip
     except Fault as fault:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ptxflow.compiler.emulator import Fault
+from ptxflow.compiler.emulator import Banks, Fault
 
 Snippet = Callable[..., NDArray[np.uint32]]
 ROUND_TRIP = """
@@ -141,3 +141,20 @@ def test_ldmatrix_undoes_stmatrix(snippet: Snippet) -> None:
     want = np.ascontiguousarray(halves.T).reshape(-1).view(np.uint32)
     for one, other in ((".trans", ""), ("", ".trans")):
         assert snippet(body.format(one, other), smem=512)[:32].tolist() == want.tolist()
+
+
+@pytest.mark.parametrize(
+    ("stride", "run", "asked", "taken"),
+    [(4, 4, 1, 1), (0, 4, 1, 1), (8, 4, 1, 2), (128, 4, 1, 32), (132, 4, 1, 1), (2, 2, 1, 1),
+     (16, 16, 4, 4), (128, 16, 4, 32), (144, 16, 4, 4), (8, 8, 2, 2)],
+)  # fmt: skip
+def test_wavefronts_of_lanes_a_stride_apart(stride: int, run: int, asked: int, taken: int) -> None:
+    banks = Banks()
+    banks.add(1024 + stride * np.arange(32), run, None)
+    assert (banks.asked, banks.taken) == (asked, taken)
+
+
+def test_lanes_that_do_not_ask_conflict_with_none() -> None:
+    banks = Banks()
+    banks.add(np.array([0, 128, 256]), 16, np.array([0, 8, 9]))
+    assert (banks.asked, banks.taken) == (2, 3)

@@ -85,7 +85,8 @@ def test_other_tables_are_refused(tmp_path: Path) -> None:
 
 def test_kernels_of_the_page_run_what_their_machine_code_has() -> None:
     row = b200_page.Row("rmsnorm_h4096", {"batch_size": 16})
-    count = b200_page.executed(row)
+    count, banks = b200_page.executed(row)
+    assert banks.taken >= banks.asked > 0
     assert count["bar.sync"] > 0 and not any(name.startswith("tcgen05") for name in count)
 
 

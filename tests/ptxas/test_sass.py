@@ -3,6 +3,7 @@ strategy's loads are in the order that it says."""
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -194,6 +195,12 @@ def test_many_together_are_what_each_is_alone(kernels: dict[str, bytes]) -> None
                 (i.guard, i.opcode) for i in body
             )
             assert sass.count(alone) == sass.count(body)
+
+
+def test_stalls_are_read_from_control_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [1 << 63, 5 << 41 | 7 << 46, 1 << 20, 1 << 41 | 1 << 45 | 3 << 52]
+    monkeypatch.setattr(sass, "code", lambda cubin: struct.pack("<4Q", *words))
+    assert sass.stalls(b"") == (3.0, 0.5)
 
 
 def test_what_is_not_a_cubin_is_refused(kernels: dict[str, bytes]) -> None:
