@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -264,10 +264,18 @@ class Cluster:
         return found
 
     def submit(self, work: Callable[..., Any], address: str, *given: Any) -> Future[Any]:
-        """A call in a GPU's worker."""
+        """A call in a GPU's worker; Lost where the scheduler is gone."""
         pool = self.client.get_executor(workers=[address], resources=GPU, pure=False)
-        made: Future[Any] = pool.submit(work, *given)
-        return made
+        return self.ask(pool, work, *given)
+
+    def ask(self, pool: Executor, work: Callable[..., Any], *given: Any) -> Future[Any]:
+        """A call through an executor of the client; Lost where the scheduler is gone."""
+        from distributed.client import ClosedClientError
+
+        try:
+            return pool.submit(work, *given)
+        except ClosedClientError as error:
+            raise Lost(f"the scheduler at {self.address} is gone: {error}") from None
 
     def answer(self, asked: Future[Any], address: str, end: float = float("inf")) -> Any:
         """What the worker there says; Lost where it is gone, TimeoutError at `end`."""
@@ -332,7 +340,11 @@ class ClusterCompiler:
         made: Future[list[Outcome]] = Future()
         self._asked.add(made)
         made.add_done_callback(self._asked.discard)
-        said = self._pool.submit(self.cluster.compile_in, task_text(tasks))
+        try:
+            said = self.cluster.ask(self._pool, self.cluster.compile_in, task_text(tasks))
+        except Lost as error:
+            made.set_exception(BrokenProcessPool(str(error)))
+            return made
         said.add_done_callback(lambda said: _hand_on(said, made, tasks))
         made.add_done_callback(lambda made: made.cancelled() and said.cancel())
         return made
@@ -396,10 +408,9 @@ class RemoteWorker(Worker):
         text, images = json.dumps(jobs), _images(jobs)
         for _ in range(LOSSES):
             self.start()
-            asked = self.cluster.submit(
-                run, self.address, self.cluster.child, text, images, timeout
-            )
+            given = self.cluster.child, text, images, timeout
             try:
+                asked = self.cluster.submit(run, self.address, *given)
                 said = self.cluster.answer(asked, self.address)
             except Lost:
                 self.address = ""

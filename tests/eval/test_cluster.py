@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed.client import ClosedClientError
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.backend import cache
@@ -207,6 +208,23 @@ def test_a_scheduler_that_is_gone_is_not_the_kernels_fault(tmp_path: Path) -> No
     scheduler.scheduler_info = gone  # type: ignore[method-assign]
     with pytest.raises(Lost, match="the scheduler at tcp://here:1 is gone"):
         worker.run(job(tmp_path), 1.0)
+
+
+def test_a_client_that_was_closed_is_a_scheduler_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = connected(Scheduler({"a": {}}))[0]
+    (worker,), compiler = made.gpus(H200), made.compiler()
+
+    def closed(*_: Any) -> None:
+        raise ClosedClientError("Client is closed")
+
+    monkeypatch.setattr(Executor, "submit", closed)
+    monkeypatch.setattr(cluster, "REBIND", 0.0)
+    with pytest.raises(Lost):
+        worker.run(job(tmp_path), 1.0)
+    with pytest.raises(BrokenProcessPool, match="the scheduler at tcp://here:1 is gone"):
+        compiler.submit(TASKS[:1]).result(timeout=1.0)
 
 
 def test_hosts_start_children_by_their_own_python(monkeypatch: pytest.MonkeyPatch) -> None:
