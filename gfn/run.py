@@ -72,6 +72,8 @@ class Run:
         self.trainer.total = self.steps or self.trainer.total
         self.elapsed, self.measured = state.config["elapsed"], state.config["measured"]
         self.leaves = state.config.get("measured_leaves", 0)
+        if self.trainer.step:
+            self.plan()  # it may go on for longer than it was to
         pending = state.config["pending"]
         self.pending = [
             StepReport(family, torch.tensor(values, device=self.trainer.compute))

@@ -167,6 +167,16 @@ def test_a_full_disk_is_named_and_the_run_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_run_that_has_ended_goes_on_for_longer(tmp_path: Path) -> None:
+    assert train.main([*RUN, "--steps", "2", "--out", str(tmp_path)]) == 0
+    state = tmp_path / "checkpoint.safetensors"
+    before = checkpoint.read(state).config
+    minutes = 10 * before["elapsed"] / 60
+    assert train.main(["--resume", str(tmp_path), "--minutes", f"{minutes}"]) == 0
+    assert checkpoint.read(state).config["step"] > before["step"] == 2
+
+
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
 def test_metrics_that_cannot_be_written_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
