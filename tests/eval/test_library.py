@@ -357,8 +357,7 @@ def test_definitions_of_the_same_sizes_are_alike() -> None:
     half["inputs"]["residual"] = dict(half["outputs"]["C"])
     ranges, _ = find_ranges(parse(half), ["M=1:64"])
     at = Judge(family("gemm_epilogue"), H200, ranges, ModelReward())
-    alike = [name for name in ("llama", *names()) if at.alike(name)]
-    assert alike == ["gemm_n4096_k4096"]
+    assert [name for name in ("llama", *names()) if at.alike(name)] == ["gemm_n4096_k4096"]
 
 
 def test_any_first_few_are_spread_over_all() -> None:

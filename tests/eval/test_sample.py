@@ -336,8 +336,7 @@ def custom(folder: Path, **changes: Any) -> Path:
 
 @pytest.mark.usefixtures("built")
 def test_a_definition_of_one_s_own(checkpoint: Path, tmp_path: Path) -> None:
-    path = custom(tmp_path)
-    assert call(checkpoint, tmp_path / "a", "--definition", str(path)) == 0
+    assert call(checkpoint, tmp_path / "a", "--definition", str(custom(tmp_path))) == 0
     ((definition, _, _), *_) = read_strategies(tmp_path / "a" / "summary.json")
     assert definition.name == "mine"  # the file can be measured without the definition's file
 
