@@ -395,7 +395,7 @@ class Trainer:
         tensors["generator"] = self.generator.get_state()
         curriculum = self.curriculum
         progress = {
-            "train": self.config.to_json(),
+            "train": asdict(self.config),
             "leaves": self._leaves,
             "step": self.step,
             "total": self.total,
