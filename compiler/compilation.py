@@ -59,8 +59,7 @@ def compile_kernel(problem: Problem, strategy: Strategy, device: Device) -> Comp
     """
     draft = prepare(problem, strategy, device, cache.check)
     assembly = cache.assemble(draft.ptx, device.arch)
-    report = sass.check(assembly.cubin, device.arch, draft.expected)
-    return finish(draft, assembly, report)
+    return finish(draft, assembly, sass.check(assembly.cubin, device.arch, draft.expected))
 
 
 def prepare(

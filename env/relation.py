@@ -82,8 +82,7 @@ class RelationSpace(StrategySpace):
         return np.stack(rows, 1)
 
     def sample_uniform(self, n: int, rng: np.random.Generator) -> Codes:
-        rows = self.at(rng.integers(len(self), size=n))
-        codes: Codes = rows @ self.strides[1:]
+        codes: Codes = self.at(rng.integers(len(self), size=n)) @ self.strides[1:]
         return codes
 
     def listed(self) -> Space:
@@ -134,8 +133,7 @@ def relate(family: Family, problem: Problem, device: Device) -> RelationSpace:
             f"{build.who}: no strategy is valid for {dict(problem.axes)}; "
             f"the last to refuse was: {family.rules[few].sentence}"
         )
-    layers = _counted(_merged(children), build.who)
-    return RelationSpace(family, problem, device, layers)
+    return RelationSpace(family, problem, device, _counted(_merged(children), build.who))
 
 
 @dataclass(frozen=True, eq=False)

@@ -134,7 +134,7 @@ class Ensemble:
         for start in range(0, len(x), CHUNK):
             part = slice(start, start + CHUNK)
             inputs = standardise(x[part], self.center, self.gain)
-            outputs = outputs_of(self.layers, inputs)
+            outputs = forward(self.layers, inputs)[-1][..., 0].astype(np.float64)
             trust = self.trust(inputs)
             mean[part] = self.common(inputs) + trust * outputs.mean(0)
             std[part] = np.sqrt((trust * outputs.std(0)) ** 2 + (1 - trust) * self.prior**2)
@@ -244,8 +244,3 @@ def forward(layers: Sequence[tuple[Matrix, Matrix]], inputs: Matrix) -> list[Mat
             np.maximum(hidden, LEAK * hidden, out=hidden)
         out.append(hidden)
     return out
-
-
-def outputs_of(layers: Sequence[tuple[Matrix, Matrix]], inputs: Matrix) -> Array:
-    """[E, n] what each member says of inputs [n, D]."""
-    return forward(layers, inputs)[-1][..., 0].astype(np.float64)

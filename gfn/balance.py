@@ -170,8 +170,7 @@ class WorkloadLogZ(nn.Module):
         workload, tau = asked(conditions)
         walks = self.env.walks
         features = walks.seen(self.network.config)[workload]
-        log_leaves = walks.log_leaves[workload]
-        log_z: Tensor = self.network(features, log_leaves, tau)
+        log_z: Tensor = self.network(features, walks.log_leaves[workload], tau)
         return log_z.unsqueeze(-1)
 
 

@@ -53,8 +53,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
         "config": checkpoint.config,
     }
     tensors = {k: v.detach().cpu().contiguous() for k, v in checkpoint.tensors.items()}
-    data = save(tensors, metadata={KEY: json.dumps(header)})
-    write_whole(path, sealed(data))
+    write_whole(path, sealed(save(tensors, metadata={KEY: json.dumps(header)})))
 
 
 def read(path: Path) -> Checkpoint:

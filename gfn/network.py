@@ -278,8 +278,7 @@ class LogZ(nn.Module):
 
     def forward(self, features: Tensor, log_leaves: Tensor, tau: Tensor) -> Tensor:
         """[S, features], [S] and temperatures [S] -> [S]"""
-        inputs = torch.cat([self.standardise(features), _octaves(tau)], 1)
-        excess: Tensor = self.net(inputs)
+        excess: Tensor = self.net(torch.cat([self.standardise(features), _octaves(tau)], 1))
         return log_leaves + self.middle / tau * (excess.squeeze(-1) + self.level)
 
 

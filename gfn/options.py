@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +117,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.temperatures:  # a list, where it was JSON
             object.__setattr__(self, "temperatures", tuple(self.temperatures))
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def rows(self) -> tuple[int, int, int]:

@@ -395,7 +395,7 @@ class Trainer:
         tensors["generator"] = self.generator.get_state()
         curriculum = self.curriculum
         progress = {
-            "train": self.config.to_json(),
+            "train": asdict(self.config),
             "leaves": self._leaves,
             "step": self.step,
             "total": self.total,
@@ -477,8 +477,7 @@ def network_config(spaces: Sequence[AnySpace], config: TrainConfig) -> NetworkCo
         own = [spaces[i] for i in ids]
         values = workload_features(own)
         if config.knowing:
-            found = hints(own).diagonal(dim1=1, dim2=2)
-            values = torch.cat([values, found], 1)
+            values = torch.cat([values, hints(own).diagonal(dim1=1, dim2=2)], 1)
         center, spread = values.mean(0), values.std(0, correction=0)
         gain = torch.where(spread > 1e-6, 1 / spread.clamp(min=LEAST_SPREAD), 0.0)
         rows = tuple(center.tolist()), tuple(gain.tolist())

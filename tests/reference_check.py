@@ -20,6 +20,21 @@ from ptxflow.eval.bench.tolerance import tolerance
 from ptxflow.eval.verify.cases.case import Case
 
 
+def f64(tensor: torch.Tensor) -> Any:
+    """The values as numpy has them."""
+    return tensor.double().numpy()
+
+
+def unchanged(definition: Definition, *inputs: Any, **named: Any) -> Any:
+    """The reference's result, having checked that it left its inputs alone."""
+    tensors = [x for x in (*inputs, *named.values()) if isinstance(x, torch.Tensor)]
+    before = [x.clone() for x in tensors]
+    result = load_reference(definition)(*inputs, **named)
+    for x, y in zip(before, tensors, strict=True):
+        assert torch.equal(x.view(torch.uint8).flatten(), y.view(torch.uint8).flatten())
+    return result
+
+
 def as_torch(values: np.ndarray[Any, Any]) -> torch.Tensor:
     """A case's array as torch has it: 16-bit words are bfloat16."""
     if values.dtype == np.uint16:

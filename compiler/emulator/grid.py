@@ -109,8 +109,7 @@ class Cta(Owner):
             i + side * o for i, side, o in zip(inside, machine.launch.cluster, outside, strict=True)
         )
         self.place, self.index = (x, y, z), x + machine.grid[0] * (y + machine.grid[1] * z)
-        index = self.index
-        self.shared = Shared(machine.shared_bytes, f"shared memory of CTA {index}")
+        self.shared = Shared(machine.shared_bytes, f"shared memory of CTA {self.index}")
         self.barriers: dict[int, MBarrier] = {}
         self.named = [NamedBarrier() for _ in range(16)]
         self.pool = RegisterPool(machine.launch_registers)

@@ -46,7 +46,6 @@ def definition_table() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(description=__doc__)
-    parser.parse_args(argv)
+    Parser(description=__doc__).parse_args(argv)
     print(definition_table())
     return 0

@@ -335,8 +335,7 @@ def measure(
     """
     log = Log(records, origin, sum(len(t.todo) for t in tasks))
     try:
-        schedule = Schedule(tasks, workers, compiler, settings, log, log.say)
-        return schedule.run(deadline)
+        return Schedule(tasks, workers, compiler, settings, log, log.say).run(deadline)
     finally:
         log.close()
 

@@ -35,8 +35,7 @@ def stale() -> dict[Path, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0; with --check 1 where a file is out of step."""
-    prog = "python -m ptxflow.eval.bench.reference_text"
-    parser = Parser(prog=prog, description=__doc__)
+    parser = Parser(prog="python -m ptxflow.eval.bench.reference_text", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail on a difference")
     check = parser.parse_args(argv).check
     require_checkout("reference_text")

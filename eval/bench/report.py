@@ -125,8 +125,7 @@ def _median_ratio(right: Sequence[Record], best: Sequence[Record]) -> str:
 
 def comparable(right: Sequence[Record]) -> list[Record]:
     """Of right records of one workload, those whose times compare best: the refined, if any."""
-    refined = [r for r in right if r.timing_pass == REFINE]
-    return refined or list(right)
+    return [r for r in right if r.timing_pass == REFINE] or list(right)
 
 
 Place = tuple[str, tuple[tuple[str, int], ...]]  # definition, axes

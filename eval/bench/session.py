@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -279,7 +279,7 @@ class Session:
         samples, timing = self._time(job, {OURS: calls.timed} | right)
         wrong = {name: f"wrong: {v.reason}" for name, v in verdicts.items() if not v.correct}
         timing |= {"absent": timing.get("absent", {}) | wrong} if wrong else {}
-        latency = Timing.of(samples.pop(OURS)).to_json()
+        latency = asdict(Timing.of(samples.pop(OURS)))
         baselines = {name: Timing.of(values).median for name, values in samples.items()}
         timed = {"latency_us": latency, "peers": baselines, "timing": timing}
         return timed | self._after_timing(bench, calls, bench.seeds[-1:], verdict)
@@ -306,8 +306,8 @@ class Session:
         self._busy_until = time.monotonic()
         outcomes = []
         for name, call in calls.items():
-            more = {"final_us": last[name].to_json()} if name in last else {}
-            latency = first[name].to_json()
+            more = {"final_us": asdict(last[name])} if name in last else {}
+            latency = asdict(first[name])
             outcome = {"latency_us": latency, "peers": baselines, "timing": timing | more}
             outcomes.append(outcome | self._after_timing(bench, call, bench.seeds))
         return {"status": "ok", "outcomes": outcomes}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import exp, log
 from statistics import fmean, stdev
 from typing import Any
@@ -44,9 +44,6 @@ class Timing:
     q3: float
     samples: int
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @staticmethod
     def of(samples_us: list[float]) -> Timing:
         """Of at least one sample, in microseconds."""
@@ -60,9 +57,6 @@ class Final:
 
     us: float
     error: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def middle(samples_us: Sequence[float]) -> float:

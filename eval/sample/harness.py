@@ -160,8 +160,7 @@ def prepare(root: Path, library: Path, count: int) -> None:
 def counted(runnable: Any, inputs: list[Any], device: str, definition: Any, num_trials: int) -> Any:
     """What the harness's function of that name returns, the frequencies of tokens by row
     [batch, vocabulary], of as many draws."""
-    order = list(definition.inputs)
-    probs = inputs[order.index("probs")]
+    probs = inputs[list(definition.inputs).index("probs")]
     batch, vocabulary = probs.shape
     repeats = 10_000 // batch
     wide = [t.repeat(repeats, *[1] * (t.dim() - 1)) for t in inputs]

@@ -26,7 +26,7 @@ from ptxflow.env.tasks.arguments import UsageError, find_device, find_problem, p
 from ptxflow.env.tasks.definition import Definition, DefinitionError, load, names
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.shapes import following
-from ptxflow.eval.sample.ranges import Ranges, find_ranges
+from ptxflow.eval.sample.ranges import find_ranges
 
 BILL = "bill.jsonl"
 #: model_type begins with -> whether queries and keys of a head are normalised
@@ -243,18 +243,13 @@ def needs(config: Config, serving: Serving) -> tuple[list[Need], list[str]]:
 def _taken(found: Need, serving: Serving, missing: list[str]) -> bool:
     """Whether a family builds kernels for the definition; else why not is said to be missing."""
     try:
-        asked = serving_ranges(found.definition, serving)
+        asked, _ = find_ranges(found.definition, serving.ranges(found.definition))
         least = {n: low for n, (low, _) in asked.free.items()}
         find_problem(found.definition, axes_of(found.definition, asked.axes(least)))
     except (UsageError, DefinitionError) as error:
         missing.append(f"{found.what}: {error}")
         return False
     return True
-
-
-def serving_ranges(definition: Definition, serving: Serving) -> Ranges:
-    """The ranges of a definition's free axes under this serving."""
-    return find_ranges(definition, serving.ranges(definition))[0]
 
 
 # The command -------------------------------------------------------------------------------------

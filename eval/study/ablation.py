@@ -85,9 +85,6 @@ class Step:
     change: float | None = None
     evidence: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def ablate(space: Space, strategy: Strategy, times: Times, jobs: int | None = None) -> list[Step]:
     """A step for each decision, in their order; `times` of what was measured.
@@ -172,7 +169,7 @@ def ablations(
         out.append({
             "workload": t.replay.name, "device": device.name, "family": space.family.name,
             "key": t.strategy.key, "by": "policy" if t.drawn else "optimum",
-            "gap": plain(t.gap), "refused": refused, "steps": [s.to_json() for s in steps],
+            "gap": plain(t.gap), "refused": refused, "steps": [asdict(s) for s in steps],
         })  # fmt: skip
     return out
 
@@ -380,7 +377,7 @@ def run(args: argparse.Namespace) -> int:
     steps = ablate(space, strategy, times, args.jobs)
     where = " ".join([definition.name, *(f"{n}={v}" for n, v in axes.items())])
     print(f"{where} on {device.name.upper()}, strategy {strategy.key}\n")
-    print(ablation_table([s.to_json() for s in steps]))
+    print(ablation_table([asdict(s) for s in steps]))
     return 0
 
 

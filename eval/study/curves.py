@@ -28,8 +28,7 @@ MARK = 4.5  # points
 
 def groups_shown(results: Results) -> list[str]:
     """The groups shown side by side: what training did not see, and what it saw."""
-    held = [g for g in ("held out", "trained") if g in results["groups"]]
-    return held or ["all"]
+    return [g for g in ("held out", "trained") if g in results["groups"]] or ["all"]
 
 
 def standing_out(results: Results) -> tuple[list[str], list[str]]:

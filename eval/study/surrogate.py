@@ -58,8 +58,7 @@ def judge(observed: Sequence[Any], args: argparse.Namespace, config: FitConfig) 
 
 
 def run(args: argparse.Namespace) -> int:
-    device = find_device(args.device)
-    held, foreign = read_observed(args.measurements, device)
+    held, foreign = read_observed(args.measurements, find_device(args.device))
     if foreign:
         print(f"{foreign} measurements are of other decisions and were left out")
     some = [o for o in held if o.problem.definition not in args.without]

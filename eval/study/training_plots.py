@@ -144,8 +144,7 @@ def _grid(count: int, label: str) -> tuple[Figure, list[Axes]]:
         axes.set_visible(False)
     for i, axes in enumerate(list(grid.flat)[:count]):
         axes.set_xlabel("training step" if i + columns >= count else "", fontsize="small")
-    middle = grid[rows // 2][0]
-    middle.set_ylabel(label, fontsize="small")
+    grid[rows // 2][0].set_ylabel(label, fontsize="small")
     return figure, list(grid.flat)[:count]
 
 
@@ -275,6 +274,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for path in args.runs
     ]
-    written = training_plots(runs, args.out)
-    print("\n".join(map(str, written)))
+    print("\n".join(map(str, training_plots(runs, args.out))))
     return 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -112,9 +112,6 @@ class Round:
     attributions: tuple[Attribution, ...] = ()
     measured: int = 0
     end: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 #: strategies to be measured, answered in order; or a round that ended, answered by nothing

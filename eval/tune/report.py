@@ -10,6 +10,7 @@ import json
 import lzma
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -46,7 +47,7 @@ def line(made: Round) -> str:
 
 def round_page(made: Round) -> str:
     """Gaps, branches and attributions of a round."""
-    tables = tried([made.to_json()]), worth([made.to_json()])
+    tables = tried([asdict(made)]), worth([asdict(made)])
     return "\n\n".join([f"# Round {made.number}", line(made), *filter(None, tables)]) + "\n"
 
 

@@ -41,7 +41,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -325,7 +325,7 @@ class Tuning:
             "floors_us": vars(session.floors), "flops": self.space.problem.flops,
             "noise": bench.noise,
             "start": {"key": first.key, "us": session.measured[first].us},
-            "rounds": [r.to_json() for r in self.found], "measured": len(session.measured),
+            "rounds": [asdict(r) for r in self.found], "measured": len(session.measured),
             "times": [t.us if t.right else None for t in session.measured.values()],
             "champion": self.finals(), "profiler": getattr(bench, "remark", ""),
         }  # fmt: skip

@@ -77,8 +77,7 @@ def _work(problem: Problem) -> tuple[float, float]:
 def row_of(device: Device, limit: int, log: Path | None, memory: int, given: Job) -> Row:
     """A row, as it is in the log or else emulated."""
     problem, strategy = given
-    maker = family(strategy.family)
-    text = write(maker.build(problem, strategy, device), device)
+    text = write(family(strategy.family).build(problem, strategy, device), device)
     name = text, repr(problem), repr(strategy), repr(limit)
     return Row(
         **Log(log).get(name, lambda: asdict(emulate_row(device, limit, given, text, memory)))

@@ -68,8 +68,7 @@ class Agent:
         return self.portal.call(call)
 
     def read(self, address: str) -> str:
-        result = self.portal.call(self.client.read_resource, address)
-        (content,) = result.contents
+        (content,) = self.portal.call(self.client.read_resource, address).contents
         assert isinstance(content, TextResourceContents)
         return content.text
 

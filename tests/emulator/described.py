@@ -88,8 +88,7 @@ def fixture_described(folder: Path, fixture: Fixture) -> LaunchFile:
     """The launch of another compiler's kernel, with what it must compute."""
     wanted, blank = {}, []
     for name, values in fixture.expected.items():
-        words = store(values, fixture.dtypes[name])
-        wanted[name] = (words, *fixture.tolerances[name])
+        wanted[name] = (store(values, fixture.dtypes[name]), *fixture.tolerances[name])
         if np.isnan(fixture.values(name)).all():
             blank.append(name)
     return described(

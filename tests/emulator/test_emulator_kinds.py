@@ -234,8 +234,7 @@ def test_formats_by_hand() -> None:
     assert e4m3[:5].tolist() == [1.0, 448.0, 2.0**-9, 0.0, -1.0] and np.isnan(e4m3[5])
     e5m2 = decode(np.array([0x3C, 0x7B, 0x01, 0x7C], np.uint8), "e5m2")
     assert e5m2.tolist() == [1.0, 57344.0, 2.0**-16, np.inf]
-    word = np.array([0x3F801FFF], np.uint32)
-    assert decode(word, "tf32").tolist() == [1.0]
+    assert decode(np.array([0x3F801FFF], np.uint32), "tf32").tolist() == [1.0]
 
 
 def test_a_base_offset_is_refused(execute: Execute) -> None:

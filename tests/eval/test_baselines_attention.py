@@ -69,8 +69,7 @@ class Decode(Paged):
         **dtypes: Any,
     ) -> None:  # fmt: skip
         assert sizes[:3] == (4, 2, 16) and set(dtypes) == {"q_data_type", "kv_data_type"}
-        queries = torch.arange(len(indptr))
-        self.remember(sm_scale, queries=queries, pages=indptr, last=last)
+        self.remember(sm_scale, queries=torch.arange(len(indptr)), pages=indptr, last=last)
         self.indices = indices
 
 
@@ -135,8 +134,7 @@ def small(name: str, **changed: int) -> Baselines:
     definition = load(name)
     sizes = {a: SIZES[a] for a, value in definition.const_axes.items() if value != 1}
     definition = definition.resized(**sizes)
-    axes = {a: changed.get(a, AXES[a]) for a in definition.var_axes}
-    return beside(definition, axes)
+    return beside(definition, {a: changed.get(a, AXES[a]) for a in definition.var_axes})
 
 
 def expected_baselines(name: str) -> list[str]:

@@ -267,8 +267,7 @@ def test_the_reference_is_right_and_the_tolerance_tells_a_missing_token() -> Non
     definition = load("dsa_topk_indexer_fp8_h64_d128_topk256_ps64")
     axes = {"batch_size": 3, "max_num_pages": 24, "num_pages": 40}
     inputs = make_inputs(definition, axes, 4)
-    case = case_of(definition, axes, torch.device("cpu"))
-    (expected,) = case.reference(inputs).values()
+    (expected,) = case_of(definition, axes, torch.device("cpu")).reference(inputs).values()
     assert torch.equal(expected, scored(inputs))
     chosen = load_reference(definition)(*inputs.values())
     rule = tolerance(definition)

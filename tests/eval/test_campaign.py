@@ -359,8 +359,7 @@ def test_a_strategy_without_a_like_is_one_line(
     path.write_text(json.dumps([listed_row(name, axes), row]))
     out = str(tmp_path / "r.jsonl")
     assert campaign.main(["--strategies", str(path), "--plan", "--out", out]) == 2
-    told = capsys.readouterr().err
-    assert told == f"campaign: {path}, strategy 2: {message}\n"
+    assert capsys.readouterr().err == f"campaign: {path}, strategy 2: {message}\n"
 
 
 def test_a_strategy_of_another_family_is_one_line(tmp_path: Path, capsys: Any) -> None:

@@ -97,8 +97,7 @@ def test_the_nearest_workloads_come_first() -> None:
     ]
     assert nearest(space, rows, 9) == [rows[3], rows[2], rows[1], rows[0]]
     assert nearest(space, rows, 1) == [rows[3]] and nearest(space, rows, 0) == []
-    h100 = replace(space, device=H100)
-    assert nearest(h100, rows, 2) == [rows[2], rows[3]]
+    assert nearest(replace(space, device=H100), rows, 2) == [rows[2], rows[3]]
     assert alternating([a, b], [c, a, d], 3) == [a, c, b]
     assert alternating([], [c, d], 3) == [c, d]
 

@@ -147,26 +147,25 @@ def test_a_cluster_that_is_no_use_is_refused(gpus: dict[str, Any], why: str) -> 
         connected(Scheduler(gpus))[0].gpus(H200)
 
 
-def test_what_a_lost_worker_held_is_measured_by_another(tmp_path: Path) -> None:
+def replaced(**said: str) -> cluster.RemoteWorker:
+    """A worker whose host was lost; another is there, which says this of itself."""
     scheduler = Scheduler({"a": {}})
-    made, _ = connected(scheduler)
-    (worker,) = made.gpus(H200)
+    (worker,) = connected(scheduler)[0].gpus(H200)
     del scheduler.workers["a"]
     scheduler.workers["b"] = {"resources": cluster.GPU}
-    scheduler.said["b"] = scheduler.said["a"]
+    scheduler.said["b"] = scheduler.said["a"] | said
+    return worker
+
+
+def test_what_a_lost_worker_held_is_measured_by_another(tmp_path: Path) -> None:
+    worker = replaced()
     assert worker.run(job(tmp_path), 1.0) == {"status": "ok", "by": "b"}
     assert worker.starts == 2
 
 
 def test_another_kind_does_not_take_over(tmp_path: Path) -> None:
-    scheduler = Scheduler({"a": {}})
-    made, _ = connected(scheduler)
-    (worker,) = made.gpus(H200)
-    del scheduler.workers["a"]
-    scheduler.workers["b"] = {"resources": cluster.GPU}
-    scheduler.said["b"] = scheduler.said["a"] | {"ptxas": "12"}
     with pytest.raises(WorkerError, match="no other came"):
-        worker.run(job(tmp_path), 1.0)
+        replaced(ptxas="12").run(job(tmp_path), 1.0)
 
 
 def test_a_gpu_that_another_slot_holds_is_not_taken(tmp_path: Path) -> None:

@@ -40,8 +40,7 @@ def test_there_are_46_and_their_references_are_generated() -> None:
 def test_definition_is_whole(name: str) -> None:
     definition = load(name)
     assert definition.name == name
-    data = definition.to_json()
-    assert parse(json.loads(json.dumps(data))) == definition
+    assert parse(json.loads(json.dumps(definition.to_json()))) == definition
     imported = set(re.findall(r"^(?:import|from) (\S+)", definition.source, re.MULTILINE))
     assert imported <= {"torch", "math", "itertools", "collections.abc", "torch.nn.functional"}
     run: Any = load_reference(definition)
@@ -52,8 +51,7 @@ def test_definition_is_whole(name: str) -> None:
 def test_upstream_schema_takes_every_definition() -> None:
     data = pytest.importorskip("flashinfer_bench.data")
     for name in names():
-        ours = load(name).to_json()
-        assert data.Definition.model_validate(ours).name == name
+        assert data.Definition.model_validate(load(name).to_json()).name == name
 
 
 def test_tags_and_optional_inputs_are_kept(tmp_path: Path) -> None:
@@ -244,8 +242,7 @@ def test_loading_needs_no_torch() -> None:
 
 
 def test_definition_folder_holds_nothing_else() -> None:
-    files = {path.suffix for path in module.FOLDER.rglob("*") if path.is_file()}
-    assert files == {".json"}
+    assert {path.suffix for path in module.FOLDER.rglob("*") if path.is_file()} == {".json"}
     for path in module.FOLDER.glob("*/*.json"):
         assert json.loads(path.read_text())["op_type"] == path.parent.name
 

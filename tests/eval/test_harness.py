@@ -142,8 +142,7 @@ def test_peers_do_what_our_baselines_do(
         module = sys.modules[f"flashinfer.{part}"]
         monkeypatch.setattr(sys.modules["flashinfer"], part, module, raising=False)
     definition = load(name)
-    axes = {n: SIZES[n] for n in definition.var_axes}
-    bench = bench_of(definition, axes, 1)
+    bench = bench_of(definition, {n: SIZES[n] for n in definition.var_axes}, 1)
     inputs, expected = bench.fill(1)
     monkeypatch.setattr(Wrapper, "planned", [])
     for data in peers(definition, 1e-6):

@@ -282,8 +282,7 @@ def test_all_public_rows_are_there_and_every_definition_has_rows() -> None:
     assert all(rows.values())
     for name, of_one in rows.items():
         assert {row.definition for row in of_one} == {name}
-        counts = collections.Counter(row.uuid for row in of_one)
-        assert counts.most_common(1)[0][1] == 1
+        assert collections.Counter(row.uuid for row in of_one).most_common(1)[0][1] == 1
         assert all(not row.degenerate and not row.refusal for row in of_one if not row.public)
         sound = [row for row in of_one if not row.degenerate and not row.refusal]
         assert len(sound) >= 7, name

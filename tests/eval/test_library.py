@@ -239,7 +239,7 @@ def test_what_one_machine_looks_at_another_measures_and_a_third_chooses_from(
     rows = [
         line.split("|") for line in said.splitlines() if line[:3] == "|  " or line[2:3].isdigit()
     ]
-    known = {int(row[0]) for row in _looked(read_manifest(out))}
+    known = {row[AXIS] for m in read_manifest(out).members for row in m.provenance["us"]}
     sizes = {int(row[1]) for row in rows}
     assert len(sizes) == 5 and not sizes & known and max(sizes) <= HIGH
     for row in rows:  # times are of the key alone, the library's 16 us
@@ -253,10 +253,6 @@ def test_what_one_machine_looks_at_another_measures_and_a_third_chooses_from(
     assert found.dispatch == measured.dispatch and records.read_text() == text
     assert [m.key for m in found.members] == [m.key for m in measured.members]
     assert found.members[0].provenance["times_by"] == "measurement on NVIDIA H200"
-
-
-def _looked(found: Manifest) -> list[list[int]]:
-    return [[row[AXIS]] for m in found.members for row in m.provenance["us"]]
 
 
 def model_of(at: Judge) -> tuple[TimeModel, np.ndarray]:
@@ -357,8 +353,7 @@ def test_definitions_of_the_same_sizes_are_alike() -> None:
     half["inputs"]["residual"] = dict(half["outputs"]["C"])
     ranges, _ = find_ranges(parse(half), ["M=1:64"])
     at = Judge(family("gemm_epilogue"), H200, ranges, ModelReward())
-    alike = [name for name in ("llama", *names()) if at.alike(name)]
-    assert alike == ["gemm_n4096_k4096"]
+    assert [name for name in ("llama", *names()) if at.alike(name)] == ["gemm_n4096_k4096"]
 
 
 def test_any_first_few_are_spread_over_all() -> None:

@@ -98,8 +98,7 @@ def test_intervals_hold_the_median_and_shrink_with_seeds() -> None:
 
 def test_intervals_over_workloads_are_paired() -> None:
     """Two methods that differ alike everywhere differ for sure, however the workloads vary."""
-    rng = np.random.default_rng(0)
-    best = np.exp(rng.exponential(0.1, size=(20, 7)))
+    best = np.exp(np.random.default_rng(0).exponential(0.1, size=(20, 7)))
     low, high = ends(drawn_again(best))
     middle = np.median(np.exp(np.log(best).mean(0))) - 1
     assert low < middle < high and high - low > 0.02

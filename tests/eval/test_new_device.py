@@ -49,8 +49,7 @@ def test_half_are_the_best_of_estimates_and_a_second_run_measures_nothing(
         best = int(model_tflops(family("rmsnorm"), space.fields(), p, H200).argmax())
         assert row["choices"] == space.strategy(int(space.codes[best])).to_json()["choices"]
     records = read_records(out / "records.jsonl")
-    keys = {(r.key, *r.axes.values()) for r in records}
-    assert 24 <= len(keys) <= 32
+    assert 24 <= len({(r.key, *r.axes.values()) for r in records}) <= 32
     assert len(read_records(out / "records.jsonl.xz")) == len({r.identity for r in records})
     assert read(out / "surrogate-rmsnorm-h200.safetensors").family.name == "rmsnorm"
     told = capsys.readouterr().out

@@ -145,11 +145,8 @@ def test_packed_records_come_back(tmp_path: Path) -> None:
             close = None if expected is None else pytest.approx(expected, rel=1e-4)
             assert getattr(b, name) == close, name
     again = pack(back.values())
-    assert [t.to_json() for t in again] == [t.to_json() for t in pack(read_back(tmp_path))]
-
-
-def read_back(folder: Path) -> list[Record]:
-    return read_records(folder / "p.jsonl.xz")
+    packed = pack(read_records(tmp_path / "p.jsonl.xz"))
+    assert [t.to_json() for t in again] == [t.to_json() for t in packed]
 
 
 def test_measurements_are_the_same_packed_or_not(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.eval.bench.references import load_reference
+from tests.reference_check import f64, unchanged
 
 NAN = float("nan")
 GQA_PAGED = [n for n in names() if load(n).op_type == "gqa_paged"]
@@ -19,10 +20,6 @@ SPARSE = [n for n in names() if n.startswith("dsa_sparse")]
 
 def bf16(rng: np.random.Generator, *shape: int) -> Any:
     return torch.from_numpy(rng.standard_normal(shape)).to(torch.bfloat16)
-
-
-def f64(tensor: torch.Tensor) -> Any:
-    return tensor.double().numpy()
 
 
 def one_row(query: Any, keys: Any, values: Any, scale: float) -> Any:
@@ -94,18 +91,6 @@ class Paged:
         return {name: value for name, value in made.items() if name in definition.inputs}
 
 
-def unchanged(definition: Definition, inputs: Any) -> Any:
-    """The reference's result, having checked that it left its inputs alone."""
-    before = {n: x.clone() for n, x in inputs.items() if isinstance(x, torch.Tensor)}
-    result = load_reference(definition)(**inputs)
-    for name, x in before.items():
-        assert torch.equal(
-            x.view(torch.uint8) if x.dtype == torch.bfloat16 else x,
-            inputs[name].view(torch.uint8) if x.dtype == torch.bfloat16 else inputs[name],
-        )
-    return result
-
-
 def lengths_for(definition: Definition, page_size: int) -> Any:
     """Cached tokens and queries of each sequence: empty ones, one token, partial and full pages,
     more queries than tokens (rows that see nothing), queries without keys and the reverse."""
@@ -155,7 +140,10 @@ def test_gqa_paged(name: str, seed: int) -> None:
         keys, values = ([f64(c)[p, s, g] for p, s in where] for c in (k, v))
         return one_row(f64(q)[row, h], keys, values, 0.4)
 
-    check(unchanged(definition, inputs), *expect(queries, lengths, heads, dim, attend_row))
+    check(
+        unchanged(definition, **inputs),
+        *expect(queries, lengths, heads, dim, attend_row),
+    )
 
 
 @pytest.mark.parametrize("name", GQA_RAGGED)
@@ -175,7 +163,10 @@ def test_gqa_ragged(name: str) -> None:
         keys_of, values_of = ([f64(x)[t, g] for t in rows] for x in (k, v))
         return one_row(f64(q)[row, h], keys_of, values_of, 0.3)
 
-    check(unchanged(definition, inputs), *expect(queries, keys, heads, dim, attend_row))
+    check(
+        unchanged(definition, **inputs),
+        *expect(queries, keys, heads, dim, attend_row),
+    )
 
 
 @pytest.mark.parametrize("name", MLA_PAGED)
@@ -200,7 +191,10 @@ def test_mla_paged(name: str) -> None:
         query = np.concatenate([f64(q_nope)[row, h], f64(q_pe)[row, h]])
         return one_row(query, keys, values, 0.3)
 
-    check(unchanged(definition, inputs), *expect(queries, lengths, heads, dim, attend_row))
+    check(
+        unchanged(definition, **inputs),
+        *expect(queries, lengths, heads, dim, attend_row),
+    )
 
 
 @pytest.mark.parametrize("name", SPARSE)
@@ -225,7 +219,7 @@ def test_sparse_attention(name: str) -> None:
     q_nope, q_pe = bf16(rng, len(rows), heads, dim), bf16(rng, len(rows), heads, rope)
     inputs = {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv, "kpe_cache": kpe}
     inputs |= {"sparse_indices": torch.tensor(np.array(rows), dtype=torch.int32), "sm_scale": 0.5}
-    result = unchanged(definition, inputs)
+    result = unchanged(definition, **inputs)
     output, lse = np.zeros((len(rows), heads, dim)), np.full((len(rows), heads), -math.inf)
     flat_c, flat_p = f64(ckv).reshape(slots, dim), f64(kpe).reshape(slots, rope)
     for t, row in enumerate(rows):

@@ -9,32 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from ptxflow.env.tasks.definition import Definition, load, names
+from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.bench.references import dsa, load_reference, moe, sampling
+from tests.reference_check import f64, unchanged
 
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"
 MOE = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
 DECODE, PREFILL = "gdn_decode_qk16_v32_d128_k_last", "gdn_prefill_qk16_v32_d128_k_last"
 
 
-def f64(tensor: torch.Tensor) -> Any:
-    return tensor.double().numpy()
-
-
 def normal(
     rng: np.random.Generator, *shape: int, dtype: Any = torch.bfloat16, scale: float = 1.0
 ) -> Any:
     return torch.from_numpy(rng.standard_normal(shape) * scale).to(dtype)
-
-
-def unchanged(definition: Definition, *inputs: Any) -> Any:
-    """The reference's result, having checked that it left its inputs alone."""
-    before = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
-    result = load_reference(definition)(*inputs)
-    for x, y in zip(before, inputs, strict=True):
-        if isinstance(x, torch.Tensor):
-            assert torch.equal(x.view(torch.uint8).flatten(), y.view(torch.uint8).flatten())
-    return result
 
 
 # matrix products

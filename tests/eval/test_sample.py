@@ -336,8 +336,7 @@ def custom(folder: Path, **changes: Any) -> Path:
 
 @pytest.mark.usefixtures("built")
 def test_a_definition_of_one_s_own(checkpoint: Path, tmp_path: Path) -> None:
-    path = custom(tmp_path)
-    assert call(checkpoint, tmp_path / "a", "--definition", str(path)) == 0
+    assert call(checkpoint, tmp_path / "a", "--definition", str(custom(tmp_path))) == 0
     ((definition, _, _), *_) = read_strategies(tmp_path / "a" / "summary.json")
     assert definition.name == "mine"  # the file can be measured without the definition's file
 
@@ -366,15 +365,11 @@ def test_a_definition_of_one_s_own(checkpoint: Path, tmp_path: Path) -> None:
 def test_bad_input_is_one_line_and_leaves_nothing(
     checkpoint: Path, tmp_path: Path, capsys: Any, extra: list[str], message: str
 ) -> None:
-    if extra[0] == "--measure" and sampling_has_gpu():
+    if extra[0] == "--measure" and sample.choose_gpu("auto", "h200") is not None:
         pytest.skip("this machine has a GPU")
     argv = (*argv_of(checkpoint, tmp_path / "a"), *extra)
     assert message in refused(sample.main, capsys, *argv)
     assert list(tmp_path.iterdir()) == []
-
-
-def sampling_has_gpu() -> bool:
-    return sample.choose_gpu("auto", "h200") is not None
 
 
 def test_no_ptxas_is_one_line(

@@ -80,8 +80,7 @@ def test_methods_are_honest_and_repeat_themselves(method: Method) -> None:
     asked = play(method, REPLAY, 40, seed=3)
     assert len(asked) == 40 == len(set(asked))
     assert np.array_equal(asked, play(method, REPLAY, 40, seed=3))
-    other = play(method, REPLAY, 40, seed=4)
-    assert np.array_equal(asked, other) is not method.seeded
+    assert np.array_equal(asked, play(method, REPLAY, 40, seed=4)) is not method.seeded
     assert judged(method, 40) is None
 
 
@@ -230,15 +229,13 @@ def test_the_log_counts_the_sink_and_sees_the_plateau() -> None:
 
 
 def test_the_guaranteed_region_grows_with_the_budget_and_shrinks_with_p() -> None:
-    rng = np.random.default_rng(0)
-    runs = np.minimum.accumulate(rng.random((200, 32)), axis=1)
+    runs = np.minimum.accumulate(np.random.default_rng(0).random((200, 32)), axis=1)
     half, most = guaranteed(runs, 0.5), guaranteed(runs, 0.9)
     assert (np.diff(half) <= 0).all() and (half <= most).all()
     true = 1 - 0.5 ** (1 / 8)  # the median of the least of 8 uniform numbers
     assert true <= half[7] < 1.5 * true
     assert np.isinf(guaranteed(runs[:10], 0.9)).all()  # too few runs to promise anything
-    shares = region(np.linspace(0, 1, 1000), half)
-    assert shares[7] == pytest.approx(1 - half[7], abs=0.01)
+    assert region(np.linspace(0, 1, 1000), half)[7] == pytest.approx(1 - half[7], abs=0.01)
 
 
 def test_the_process_is_conditioned_as_by_hand() -> None:

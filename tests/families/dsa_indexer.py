@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
-from tests.altered import altered
 from tests.families.row import (
     B200,
     BOTH,
@@ -22,12 +21,18 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    altered,
     crossed,
     resized,
+    strategies,
 )
 
 INDEXER = family("dsa_indexer")
 NAME = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"
+strategy = strategies(
+    INDEXER, span=256, tile=128, consumers=1, stages=2, buffers=1, ctas=1, threads=256, loads=1,
+    bits=11, room=1, dependent=0,
+)  # fmt: skip
 
 
 def definition(heads: int = 64, dim: int = 128, page: int = 64, topk: int = 256) -> Json:
@@ -39,14 +44,6 @@ def problem(batch: int = 64, pages: int = 1024, total: int = 0, **constants: int
     """Rows of `pages` pages; `total` pages in all, or enough for each row to have its own."""
     axes = {"batch_size": batch, "max_num_pages": pages, "num_pages": total or batch * pages}
     return INDEXER.problem(definition(**constants), axes)
-
-
-def strategy(**changes: int | str) -> Strategy:
-    base: dict[str, int | str] = {
-        "span": 256, "tile": 128, "consumers": 1, "stages": 2, "buffers": 1,
-        "ctas": 1, "threads": 256, "loads": 1, "bits": 11, "room": 1, "dependent": 0,
-    }  # fmt: skip
-    return Strategy("dsa_indexer", tuple((base | changes).items()))
 
 
 #: what each device has of its own, and every path through the builders

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.mla.decisions import MAX_SUMS, register_limit, registers
-from tests.altered import altered
 from tests.families.row import (
     B200,
     BOTH,
@@ -24,11 +23,17 @@ from tests.families.row import (
     Run,
     Same,
     Size,
+    altered,
     crossed,
     resized,
+    strategies,
 )
 
 SPARSE = family("dsa_sparse")
+strategy = strategies(
+    SPARSE, chunk=64, tile=32, warps=4, stages=2, scores="columns", operand="shared", prefetch=0,
+    dependent=0, sum_chunks=1,
+)  # fmt: skip
 
 
 def definition(
@@ -46,21 +51,6 @@ def definition(
 
 def problem(page: int = 1, tokens: int = 64, pages: int = 8462, **constants: Any) -> Problem:
     return SPARSE.problem(definition(page, **constants), {"num_tokens": tokens, "num_pages": pages})
-
-
-def strategy(**changes: int | str) -> Strategy:
-    usual: dict[str, int | str] = {
-        "chunk": 64,
-        "tile": 32,
-        "warps": 4,
-        "stages": 2,
-        "scores": "columns",
-        "operand": "shared",
-        "prefetch": 0,
-        "dependent": 0,
-        "sum_chunks": 1,
-    }
-    return Strategy("dsa_sparse", tuple((usual | changes).items()))
 
 
 #: one kernel for every path through the builder, and the entries of a list

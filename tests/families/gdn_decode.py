@@ -6,10 +6,9 @@ import re
 from typing import Any
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Problem, Strategy
+from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gdn_decode.decisions import step_rows
-from tests.altered import altered
 from tests.families.row import (
     B200,
     BOTH,
@@ -26,16 +25,18 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    altering,
     crossed,
     resized,
+    strategies,
 )
 
 GDN = family("gdn_decode")
 NAME = "gdn_decode_qk16_v32_d128_k_last"
-_BASE: dict[str, int | str] = {
-    "row_threads": 8, "vector": 4, "rows_in_flight": 2, "warps": 4, "head_ctas": 4,
-    "ctas_per_sm": 0, "path": "registers", "stages": 1, "reduction": "together",
-}  # fmt: skip
+strategy = strategies(
+    GDN, row_threads=8, vector=4, rows_in_flight=2, warps=4, head_ctas=4, ctas_per_sm=0,
+    path="registers", stages=1, reduction="together",
+)  # fmt: skip
 
 
 def definition(
@@ -49,10 +50,6 @@ def problem(
     batch: int = 64, size: int = 128, queries: int = 16, values: int = 32, dtype: str = "bfloat16"
 ) -> Problem:
     return GDN.problem(definition(size, queries, values, dtype), {"batch_size": batch})
-
-
-def strategy(**changes: int | str) -> Strategy:
-    return Strategy("gdn_decode", tuple({**_BASE, **changes}.items()))
 
 
 _LOADED: dict[str, int | str] = {"path": "bulk_load", "head_ctas": 1}
@@ -85,10 +82,7 @@ _QUICK = (
     "sm_90a: loaded in bulk, through a ring", "sm_90a: both ways in bulk, one stage",
 )  # fmt: skip
 _ONE = {"batch_size": 1}
-
-
-def _bad(path: str, value: object, message: str) -> Bad:
-    return Bad(altered(definition(), path, value), _ONE, message)
+_bad = altering(definition(), _ONE)
 
 
 def _refused(sentence: str, size: int = 128, **changes: Any) -> Refused:

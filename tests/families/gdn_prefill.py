@@ -7,11 +7,10 @@ from typing import Any
 
 from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Problem, Strategy
+from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gdn_prefill.decisions import main_warps, registers
-from tests.altered import altered
 from tests.families.row import (
     B200,
     BOTH,
@@ -28,15 +27,17 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    altering,
     resized,
+    strategies,
 )
 
 PREFILL = family("gdn_prefill")
 NAME = "gdn_prefill_qk16_v32_d128_k_last"
-_BASE: dict[str, int | str] = {
-    "chunk": 16, "rows": 32, "row_tiles": 1, "helpers": 1, "stages": 2, "operands": "half",
-    "solve": "once", "solve_block": 16, "order": "heads",
-}  # fmt: skip
+strategy = strategies(
+    PREFILL, chunk=16, rows=32, row_tiles=1, helpers=1, stages=2, operands="half", solve="once",
+    solve_block=16, order="heads",
+)  # fmt: skip
 
 
 def definition(size: int = 64, queries: int = 1, values: int = 2, dtype: str = "bfloat16") -> Json:
@@ -54,10 +55,6 @@ def problem(
 ) -> Problem:
     axes = {"total_seq_len": tokens, "num_seqs": sequences, "len_cu_seqlens": sequences + 1}
     return PREFILL.problem(definition(size, queries, values, dtype), axes)
-
-
-def strategy(**changes: int | str) -> Strategy:
-    return Strategy("gdn_prefill", tuple({**_BASE, **changes}.items()))
 
 
 #: one kernel for every path through the builder
@@ -104,6 +101,7 @@ _QUICK = (
     "sm_100a: tcgen05, 64 rows",
 )
 _AXES = {"total_seq_len": 9, "num_seqs": 2, "len_cu_seqlens": 3}
+_bad = altering(definition(), _AXES)
 
 
 def _in_place(node: UOp) -> bool:
@@ -120,10 +118,6 @@ def _choices(f: Fields, p: Problem, dev: Device) -> Any:
     counts = [(f.chunk == n).sum() for n in (16, 32, 64)]
     counts += [(f.operands == name).sum() for name in ("half", "pairs")]
     return held.all() and min(counts) >= 150
-
-
-def _bad(path: str, value: object, message: str) -> Bad:
-    return Bad(altered(definition(), path, value), _AXES, message)
 
 
 def _refused(sentence: str, size: int = 64, **changes: int | str) -> Refused:

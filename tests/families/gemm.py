@@ -6,7 +6,6 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
-from tests.altered import altered
 from tests.families.row import (
     B200,
     H200,
@@ -19,16 +18,17 @@ from tests.families.row import (
     Row,
     Sampled,
     Size,
+    altering,
     resized,
+    strategies,
 )
 
 GEMM = family("gemm")
-_BASE: dict[str, int | str] = {
-    "cta_group": 1, "swap": 0, "tile_m": 128, "tile_n": 128, "consumers": 2,
-    "schedule": "cooperative", "tile_k": 64, "cluster": "1x1", "split_k": 1, "epilogue": "tma",
-    "num_stages": 3, "warp_specialized": 1, "persistent": 1, "acc_buffers": 1,
-    "producer_regs": 40, "raster_group": 1,
-}  # fmt: skip
+strategy = strategies(
+    GEMM, cta_group=1, swap=0, tile_m=128, tile_n=128, consumers=2, schedule="cooperative",
+    tile_k=64, cluster="1x1", split_k=1, epilogue="tma", num_stages=3, warp_specialized=1,
+    persistent=1, acc_buffers=1, producer_regs=40, raster_group=1,
+)  # fmt: skip
 
 
 def definition(n: int = 4096, k: int = 4096, dtype: str = "float16") -> Json:
@@ -37,10 +37,6 @@ def definition(n: int = 4096, k: int = 4096, dtype: str = "float16") -> Json:
 
 def problem(m: int = 4096, n: int = 4096, k: int = 4096, dtype: str = "float16") -> Problem:
     return GEMM.problem(definition(n, k, dtype), {"M": m})
-
-
-def strategy(**changes: int | str) -> Strategy:
-    return Strategy("gemm", tuple({**_BASE, **changes}.items()))
 
 
 def split(**changes: int | str) -> Strategy:
@@ -142,10 +138,7 @@ _QUICK = (
 )
 _EMULATED = ("sm_90a: cooperative, staged, persistent", "sm_90a: turns, staged by blocks",
              "sm_100a: pair", "sm_100a: swapped, pair", *_QUICK)  # fmt: skip
-
-
-def _bad(path: str, value: object, message: str) -> Bad:
-    return Bad(altered(_GIVEN, path, value), {"M": 1}, message)
+_bad = altering(_GIVEN, {"M": 1})
 
 
 ROW = Row(

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.definition import load
-from tests.altered import altered
 from tests.families import gemm
-from tests.families.row import B200, H200, Bad, Case, Json, Ordered, Planted, Refused, Row, Size
+from tests.families.row import (
+    B200,
+    H200,
+    Bad,
+    Case,
+    Json,
+    Ordered,
+    Planted,
+    Refused,
+    Row,
+    Size,
+    altering,
+)
 
 EPILOGUE = family("gemm_epilogue")
 _NAMES = {
@@ -52,10 +61,7 @@ _CASES = (
     (B200, "K over two CTAs, gate", gemm.split(split_k=2, tile_m=64, consumers=1), ("up",), 64),
 )  # fmt: skip
 _QUICK = ("sm_90a: swapped, bias and residual", "sm_100a: M 64, bias and residual")
-
-
-def _bad(path: str, value: Any, message: str) -> Bad:
-    return Bad(altered(_GATE, path, value), {"M": 1}, message)
+_bad = altering(_GATE, {"M": 1})
 
 
 ROW = Row(

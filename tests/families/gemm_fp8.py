@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.definition import load
-from tests.altered import altered
 from tests.families.row import (
     B200,
     BOTH,
@@ -21,14 +18,16 @@ from tests.families.row import (
     Row,
     Sampled,
     Size,
+    altering,
+    strategies,
 )
 
 FP8 = family("gemm_fp8")
 _GIVEN = load("gemm_fp8_n4096_k7168")
-_BASE: dict[str, int | str] = {
-    "swap": 0, "tile_m": 128, "tile_n": 128, "consumers": 2, "cluster": "1x1", "split_k": 1,
-    "epilogue": "tma", "num_stages": 4, "persistent": 1, "producer_regs": 40, "raster_group": 1,
-}  # fmt: skip
+strategy = strategies(
+    FP8, swap=0, tile_m=128, tile_n=128, consumers=2, cluster="1x1", split_k=1, epilogue="tma",
+    num_stages=4, persistent=1, producer_regs=40, raster_group=1,
+)  # fmt: skip
 
 
 def definition(n: int = 4096, k: int = 7168) -> Json:
@@ -38,10 +37,6 @@ def definition(n: int = 4096, k: int = 7168) -> Json:
 
 def problem(m: int = 4096, n: int = 4096, k: int = 7168) -> Problem:
     return FP8.problem(definition(n, k), {"M": m})
-
-
-def strategy(**changes: int | str) -> Strategy:
-    return Strategy("gemm_fp8", tuple({**_BASE, **changes}.items()))
 
 
 def once(**changes: int | str) -> Strategy:
@@ -63,10 +58,7 @@ _CASES = (
 )  # fmt: skip
 _QUICK = ("sm_90a: swapped", "sm_90a: one warpgroup, scales of 32 columns", "sm_100a: swapped",
           "sm_100a: one warpgroup, scales of 32 columns")  # fmt: skip
-
-
-def _bad(path: str, value: Any, message: str) -> Bad:
-    return Bad(altered(definition(), path, value), {"M": 1}, message)
+_bad = altering(definition(), {"M": 1})
 
 
 ROW = Row(

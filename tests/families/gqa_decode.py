@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Problem, Strategy
+from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gqa_decode.decisions import (
     chunk,
@@ -17,7 +17,6 @@ from ptxflow.compiler.kernels.gqa_decode.decisions import (
     smem_bytes,
     threads,
 )
-from tests.altered import altered
 from tests.families.row import (
     B200,
     BOTH,
@@ -34,16 +33,17 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    altering,
     crossed,
     resized,
+    strategies,
 )
 
 DECODE = family("gqa_decode")
-_BASE: dict[str, int | str] = {
-    "mma": "sync", "gather": "cp_async", "warps": 2, "tile": 16, "tiles": 4, "heads": 1,
-    "stages": 2, "arrival": "together",
-    "order": "heads", "dependent": 1, "sum_warps": 2, "sum_chunks": 2, "sum_split": 0,
-}  # fmt: skip
+strategy = strategies(
+    DECODE, mma="sync", gather="cp_async", warps=2, tile=16, tiles=4, heads=1, stages=2,
+    arrival="together", order="heads", dependent=1, sum_warps=2, sum_chunks=2, sum_split=0,
+)  # fmt: skip
 
 
 def definition(
@@ -68,10 +68,6 @@ def problem(batch: int = 16, tokens: int = 1024, page_size: int = 1, **shape: An
     """Sequences of `tokens` tokens each."""
     pages = batch * -(-tokens // page_size)
     return DECODE.problem(definition(page_size, **shape), axes(batch, pages))
-
-
-def strategy(**changes: int | str) -> Strategy:
-    return Strategy("gqa_decode", tuple({**_BASE, **changes}.items()))
 
 
 #: one program for every path through the builders
@@ -121,6 +117,7 @@ WIDE = {
 GROUPS = [(d, n, page, s) for d in BOTH for n, (page, s) in GROUP_PATHS.items()]
 GROUPS += [(B200, n, page, s) for n, (page, s) in GATHERED.items()]
 _AXES = axes(16, 1024)
+_bad = altering(definition(), _AXES)
 _LONG = "many warps, two key heads"
 
 
@@ -171,10 +168,6 @@ def _short(f: Fields, p: Problem, dev: Device) -> Any:
 def _fits(f: Fields, p: Problem, dev: Device) -> Any:
     fits = smem_bytes(f, p, dev) <= dev.smem_per_block
     return fits & (registers(f, p) <= dev.register_share(threads(f, dev)))
-
-
-def _bad(path: str, value: object, message: str) -> Bad:
-    return Bad(altered(definition(), path, value), _AXES, message)
 
 
 def _refused(sentence: str, shape: dict[str, int] | None = None, **changes: Any) -> Refused:

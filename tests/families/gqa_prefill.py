@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Problem, Strategy
+from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     register_limit,
     registers,
     row_registers,
 )
-from tests.altered import altered
 from tests.families.row import (
     B200,
     H200,
@@ -29,11 +28,17 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    altered,
     crossed,
     resized,
+    strategies,
 )
 
 PREFILL = family("gqa_prefill")
+strategy = strategies(
+    PREFILL, consumers=2, share=1, tile_kv=64, stages=2, overlap=1, pin=0, turns=0, order="heads",
+    rescale="always",
+)  # fmt: skip
 
 
 def definition(
@@ -73,16 +78,6 @@ def problem(
 ) -> Problem:
     given = definition(page, **sizes)
     return PREFILL.problem(given, axes(given, sequences, queries, keys))
-
-
-_BASE: dict[str, int | str] = {
-    "consumers": 2, "share": 1, "tile_kv": 64, "stages": 2, "overlap": 1, "pin": 0, "turns": 0,
-    "order": "heads", "rescale": "always",
-}  # fmt: skip
-
-
-def strategy(**changes: int | str) -> Strategy:
-    return Strategy("gqa_prefill", tuple({**_BASE, **changes}.items()))
 
 
 #: a page size (0: packed keys) and a kernel for every path through the builder

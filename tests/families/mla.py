@@ -14,7 +14,6 @@ from ptxflow.compiler.family import Fields, Problem, Strategy
 from ptxflow.compiler.ir import Op, UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.mla.decisions import columns, own, register_limit, registers
-from tests.altered import altered
 from tests.families.row import (
     B200,
     BOTH,
@@ -31,8 +30,10 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    altered,
     crossed,
     resized,
+    strategies,
     variable,
     with_axes,
 )
@@ -76,24 +77,14 @@ def problem(
 
 
 _TILING: dict[str, int | str] = {
-    "tile": 32,
-    "warps": 4,
-    "stages": 2,
-    "scores": "columns",
-    "operand": "shared",
-}
-
-
-def decode(**changes: int | str) -> Strategy:
-    last = {"dependent": 0, "sum_chunks": 1}
-    return Strategy("mla_decode", tuple(({"chunk": 128, **_TILING, **last} | changes).items()))
-
-
-def prefill(**changes: int | str) -> Strategy:
-    first: dict[str, int | str] = {"core": "mma_sync", "queries": 1}
-    last: dict[str, int | str] = {"lead": 0, "pieces": 1, "rescale": "always"}
-    last |= {"parts": 1, "dependent": 0, "sum_chunks": 1}
-    return Strategy("mla_prefill", tuple(({**first, **_TILING, **last} | changes).items()))
+    "tile": 32, "warps": 4, "stages": 2, "scores": "columns", "operand": "shared",
+}  # fmt: skip
+decode = strategies(DECODE, **{"chunk": 128, **_TILING, "dependent": 0, "sum_chunks": 1})
+prefill = strategies(
+    PREFILL,
+    **{"core": "mma_sync", "queries": 1, **_TILING, "lead": 0, "pieces": 1, "rescale": "always"},
+    parts=1, dependent=0, sum_chunks=1,
+)  # fmt: skip
 
 
 def wgmma(**changes: int | str) -> Strategy:

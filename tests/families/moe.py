@@ -11,7 +11,6 @@ from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.moe.decisions import tmem_columns
 from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.eval.verify.cases.moe import NONE, ONE, SPREAD
-from tests.altered import altered
 from tests.families.row import (
     B200,
     H200,
@@ -25,10 +24,17 @@ from tests.families.row import (
     Run,
     Same,
     Size,
+    altering,
+    strategies,
 )
 
 MOE = family("moe")
 NAME = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"
+strategy = strategies(
+    MOE, swap=1, tile_t=8, consumers=1, up_tile=64, down_tile=128, waves=1, up_stages=2,
+    down_stages=2, lag=1, order="weights", persistent=0, partials="float32", route="apart",
+    sum_warps=2, dependent=1,
+)  # fmt: skip
 
 
 def sized(local: int = 32, hidden: int = 7168, inner: int = 2048) -> Definition:
@@ -50,17 +56,6 @@ def definition(**sizes: int) -> Json:
 
 def problem(tokens: int = 64, **sizes: int) -> Problem:
     return MOE.problem(definition(**sizes), {"seq_len": tokens})
-
-
-_BASE: dict[str, int | str] = {
-    "swap": 1, "tile_t": 8, "consumers": 1, "up_tile": 64, "down_tile": 128, "waves": 1,
-    "up_stages": 2, "down_stages": 2, "lag": 1, "order": "weights", "persistent": 0,
-    "partials": "float32", "route": "apart", "sum_warps": 2, "dependent": 1,
-}  # fmt: skip
-
-
-def strategy(**changes: int | str) -> Strategy:
-    return Strategy("moe", tuple({**_BASE, **changes}.items()))
 
 
 #: one program for every path through the builders
@@ -105,6 +100,7 @@ BLACKWELL = {
 _CHECKED = problem(local=3, hidden=512, inner=512)
 _SMALL = {"local": 3, "hidden": 256, "inner": 128}
 _AXES = {"seq_len": 9}
+_bad = altering(definition(), _AXES)
 
 
 def _choices(f: Fields, p: Problem, dev: Device) -> Any:
@@ -117,10 +113,6 @@ def _choices(f: Fields, p: Problem, dev: Device) -> Any:
 
 def _whole(f: Fields, p: Problem, dev: Device) -> Any:
     return (2 * p["intermediate_size"] % f.up_tile == 0) & (p["hidden_size"] % f.down_tile == 0)
-
-
-def _bad(path: str, value: object, message: str) -> Bad:
-    return Bad(altered(definition(), path, value), _AXES, message)
 
 
 def _refused(sentence: str, dev: Device = H200, **changes: int | str) -> Refused:

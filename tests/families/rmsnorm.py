@@ -10,7 +10,6 @@ from ptxflow.compiler.family import Fields, Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.rmsnorm.decisions import registers, threads
 from ptxflow.compiler.kernels.rmsnorm.problem import MAX_HIDDEN
-from tests.altered import altered
 from tests.families.row import (
     B200,
     BOTH,
@@ -26,16 +25,18 @@ from tests.families.row import (
     Same,
     Sampled,
     Size,
+    altering,
     crossed,
     resized,
+    strategies,
 )
 
 RMSNORM = family("rmsnorm")
-_BASE: dict[str, int | str] = {
-    "ctas_per_row": 1, "row_threads": 64, "rows": 2, "vector": 8, "rows_in_flight": 1,
-    "residency": "registers", "unroll": 1, "ctas_per_sm": 0, "load_ahead": 0, "barrier": "cta",
-    "weights": "late", "load_cache": "default", "load_prefetch": 0,
-}  # fmt: skip
+strategy = strategies(
+    RMSNORM, ctas_per_row=1, row_threads=64, rows=2, vector=8, rows_in_flight=1,
+    residency="registers", unroll=1, ctas_per_sm=0, load_ahead=0, barrier="cta", weights="late",
+    load_cache="default", load_prefetch=0,
+)  # fmt: skip
 
 
 def definition(hidden: int, residual: bool = False, dtype: str = "bfloat16") -> Json:
@@ -46,10 +47,6 @@ def problem(
     hidden: int = 4096, batch: int = 4096, residual: bool = False, dtype: str = "bfloat16"
 ) -> Problem:
     return RMSNORM.problem(definition(hidden, residual, dtype), {"batch_size": batch})
-
-
-def strategy(**changes: int | str) -> Strategy:
-    return Strategy("rmsnorm", tuple({**_BASE, **changes}.items()))
 
 
 #: one kernel for every path through the builder; with the hidden size that it is for
@@ -97,6 +94,7 @@ _LONG = (  # of many threads: minutes, and the same statements as others
     "four CTAs read a row again", "read again, in a loop, with a tail",
 )  # fmt: skip
 _ONE = {"batch_size": 1}
+_bad = altering(definition(4096), _ONE)
 
 
 def _meetings(s: Strategy) -> int:
@@ -111,10 +109,6 @@ def _whole(f: Fields, p: Problem, dev: Device) -> Any:
     n = threads(f)
     fits = (n % 32 == 0) & (n <= 1024) & (registers(f, p) * n <= dev.registers_per_sm)
     return fits & (p["hidden_size"] % f.vector == 0)
-
-
-def _bad(path: str, value: object, message: str) -> Bad:
-    return Bad(altered(definition(4096), path, value), _ONE, message)
 
 
 def _refused(sentence: str, hidden: int = 4096, batch: int = 4096, **changes: int | str) -> Refused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from ptxflow.compiler.device import Device, device
-from ptxflow.compiler.family import Family, Fields, Problem, Strategy
+from ptxflow.compiler.family import Choice, Family, Fields, Problem, Strategy
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.env.space import Space, enumerate_space
@@ -200,6 +201,27 @@ def resized(name: str, dtype: str = "", **axes: int) -> Json:
         if dtype and tensor["dtype"] in ("float16", "bfloat16"):
             tensor["dtype"] = dtype
     return given
+
+
+def altered(definition: Mapping[str, Any], path: str, value: Any) -> Json:
+    """A copy with another value at a path, as in `axes.K.value`."""
+    out = copy.deepcopy(dict(definition))
+    *parents, last = path.split(".")
+    node = out
+    for key in parents:
+        node = node[key]
+    node[last] = value
+    return out
+
+
+def altering(given: Json, axes: Mapping[str, int]) -> Callable[[str, object, str], Bad]:
+    """What is bad of a definition with another value at a path: of path, value and message."""
+    return lambda path, value, message: Bad(altered(given, path, value), axes, message)
+
+
+def strategies(family: Family, **base: Choice) -> Callable[..., Strategy]:
+    """Of a family with these choices, but those that are given."""
+    return lambda **changes: Strategy(family.name, tuple((base | changes).items()))
 
 
 def variable(given: Json, axes: Mapping[str, int]) -> dict[str, int]:

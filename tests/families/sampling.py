@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Fields, Problem, Strategy
+from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.sampling.decisions import registers
-from tests.altered import altered
 from tests.families.row import (
     B200,
     BOTH,
@@ -22,17 +21,18 @@ from tests.families.row import (
     Row,
     Same,
     Size,
+    altering,
     crossed,
     resized,
+    strategies,
 )
 
 SAMPLING = family("sampling")
+strategy = strategies(
+    SAMPLING, ctas=2, threads=256, vector=4, residency="registers", unroll=1, bits=10, copies=1,
+    candidates=1024, group=1, resident=1, load_cache="default", load_prefetch=0,
+)  # fmt: skip
 K, P, EACH = ("top_k",), ("top_p",), ("top_k", "top_p")
-_BASE: dict[str, int | str] = {
-    "ctas": 2, "threads": 256, "vector": 4, "residency": "registers", "unroll": 1, "bits": 10,
-    "copies": 1, "candidates": 1024, "group": 1, "resident": 1, "load_cache": "default",
-    "load_prefetch": 0,
-}  # fmt: skip
 
 
 def definition(vocab: int, filters: tuple[str, ...] = K) -> Json:
@@ -41,10 +41,6 @@ def definition(vocab: int, filters: tuple[str, ...] = K) -> Json:
 
 def problem(vocab: int = 128256, batch: int = 64, filters: tuple[str, ...] = K) -> Problem:
     return SAMPLING.problem(definition(vocab, filters), {"batch_size": batch})
-
-
-def strategy(**changes: int | str) -> Strategy:
-    return Strategy("sampling", tuple({**_BASE, **changes}.items()))
 
 
 #: one kernel for every path through the builder; with the filters that it is for
@@ -64,6 +60,7 @@ PATHS = {
 _QUICK = "sm_90a: a cluster, p", "sm_90a: copies, both", "sm_90a: read again, alone"
 _GIVEN = definition(100)
 _ONE = {"batch_size": 1}
+_bad = altering(_GIVEN, _ONE)
 ALONE = strategy(ctas=1)
 
 
@@ -71,10 +68,6 @@ def _whole(f: Fields, p: Problem, dev: Device) -> Any:
     """A row has whole vectors, and an SM the registers of the blocks that it holds."""
     fits = registers(f, p) * f.threads * f.resident <= dev.registers_per_sm
     return fits & (p["vocab_size"] % f.vector == 0)
-
-
-def _bad(path: str, value: object, message: str) -> Bad:
-    return Bad(altered(_GIVEN, path, value), _ONE, message)
 
 
 def _refused(sentence: str, vocab: int = 128256, **changes: int | str) -> Refused:

@@ -135,8 +135,7 @@ def test_variance_is_stock_torchgfns_within_each_workload_and_temperature(
 def test_the_objectives_score_trajectories_of_the_stock_sampler(
     toy: SpaceOf, other: SpaceOf, toy_reward: Any, objective: str
 ) -> None:
-    trainer = trainer_of(objective, toy, other, toy_reward)
-    group = trainer.groups[0]
+    group = trainer_of(objective, toy, other, toy_reward).groups[0]
     found = Sampler(group.objective.pf).sample_trajectories(
         group.env, n=32, conditions=conditions_of(32)
     )
@@ -153,8 +152,7 @@ def test_a_step_of_one_family_leaves_the_others_alone(
     trainer = trainer_of("tb", toy, other, toy_reward)
     group = trainer.groups[1]
     loss = group.objective.loss(group.env, sampled(group, trainer, 16), False)
-    moved = {name.split(".")[2] for name in gradients(loss, trainer)}
-    assert moved == {"other"}
+    assert {name.split(".")[2] for name in gradients(loss, trainer)} == {"other"}
 
 
 SHAPES = ((64, 24), (96, 64), (64, 64), (64, 64))

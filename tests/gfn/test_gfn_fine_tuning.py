@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def policy(toy: SpaceOf, toy_reward: Any, tmp_path_factory: pytest.TempPathFacto
     for _ in range(180):
         trainer.advance()
     path = tmp_path_factory.mktemp("policy") / "p.safetensors"
-    write(path, trainer.policy_checkpoint({"train": config.to_json()}))
+    write(path, trainer.policy_checkpoint({"train": asdict(config)}))
     return load_policy(path)
 
 

@@ -287,8 +287,7 @@ def test_a_policy_that_knows_all_is_its_target_before_it_is_trained(
     monkeypatch.setattr("ptxflow.gfn.hints.SEARCH", whole)
     monkeypatch.setattr("ptxflow.gfn.hints._seen", {})
     monkeypatch.setattr("ptxflow.gfn.hints._weighed", {})
-    config = TrainConfig(tau=0.02, hidden=32, stages=1, knowing=True)
-    made = Trainer([small], config, 10)
+    made = Trainer([small], TrainConfig(tau=0.02, hidden=32, stages=1, knowing=True), 10)
     assert [made.distances([0], tau)[0] < 1e-4 for tau in (0.005, 0.02, 0.1)] == [True] * 3
 
 

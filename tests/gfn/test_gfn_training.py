@@ -94,8 +94,7 @@ def test_a_family_joins_a_policy_whose_others_stay_what_they_are(
 
 
 def test_a_family_whose_features_changed_begins_anew_and_others_do_not(toy: SpaceOf) -> None:
-    space = toy(4)
-    config = network_config([space], SMALL)
+    config = network_config([toy(4)], SMALL)
     old = PolicyNetwork(config)
     torch.nn.init.normal_(old.of("toy").head)
     same = old.extended(config)
@@ -216,8 +215,7 @@ def test_a_run_in_minutes_plans_by_the_share_of_the_time(
     assert trainer.progress == 0.5 and not run.finished
     run.elapsed = 120.0
     assert run.finished
-    fixed = Run(tmp_path, trainer, (), steps=120, minutes=None, measurements=4, settings={})
-    fixed.plan()
+    Run(tmp_path, trainer, (), steps=120, minutes=None, measurements=4, settings={}).plan()
     assert trainer.total == 120, "a length in steps is not planned anew"
 
 

@@ -155,8 +155,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_from_its_checkpoint(
     error = capsys.readouterr().err.splitlines()[-1]
     assert f"cannot write {full / 'checkpoint.safetensors'}: No space left on device" in error
     assert error.endswith(f"--resume {full}")
-    held = checkpoint.read(full / "checkpoint.safetensors")
-    assert 0 < held.config["step"] < 20
+    assert 0 < checkpoint.read(full / "checkpoint.safetensors").config["step"] < 20
     with (full / "metrics.jsonl").open("a") as file:
         file.write('{"event": "st')  # as far as there was room
     assert train.main(["--resume", str(full)]) == 0

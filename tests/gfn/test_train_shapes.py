@@ -90,8 +90,7 @@ def test_a_stream_renews_the_workloads_of_a_training() -> None:
     assert group.spaces[:16] != spaces[:16] and group.spaces[16:] == spaces[16:]
     assert trainer.spaces == group.spaces and group.env.walks is group.walks
     for w in (0, 19):
-        known = [d for d, s in enumerate(group.spaces) if s is group.spaces[w]]
-        assert known == [w]
+        assert [d for d, s in enumerate(group.spaces) if s is group.spaces[w]] == [w]
         assert group.walks.log_leaves[w].exp() == pytest.approx(len(group.spaces[w]))
 
 

@@ -168,8 +168,7 @@ def uncovered(reached: set[Branch]) -> dict[str, list[int]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", nargs="+", help="choose anew for these alone (default: all)")
-    args = parser.parse_args(argv)
-    asked = args.family or list(definitions())
+    asked = parser.parse_args(argv).family or list(definitions())
     found = [k for k in read() if k.family not in asked] if KERNELS.exists() else []
     reached: set[Branch] = set()
     for name in asked:

@@ -59,8 +59,7 @@ def test_every_definition_has_plans(name: str) -> None:
 def check(
     definition: Definition, launch: Launch, var: Mapping[str, int], axes: Mapping[str, int]
 ) -> None:
-    arguments = tensors(definition, axes)
-    plan = plan_of(definition, launch, arguments)
+    plan = plan_of(definition, launch, tensors(definition, axes))
     assert [len(s.offsets) for s in plan.steps] == [len(s.params) for s in launch.steps]
     params = [p for step in launch.steps for p in step.params]
     addressed = [p for p in params if isinstance(p, TensorMapParam | PointerParam)]

@@ -27,8 +27,7 @@ def lowered() -> Iterator[Lowered]:
     yield *build(dev, s), dev
     problem, strategy = draw_families(["gqa_prefill"], H200, 1, 0)[0]
     maker = family(strategy.family)
-    kernel = maker.build(problem, strategy, H200)
-    yield kernel, maker.trips(problem, strategy, H200), H200
+    yield maker.build(problem, strategy, H200), maker.trips(problem, strategy, H200), H200
     for dev, _, s in others:
         yield *build(dev, s), dev
 

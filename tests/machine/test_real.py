@@ -61,8 +61,7 @@ def test_a_row_that_does_not_end_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
             os.kill(os.getpid(), signal.SIGPROF)
 
     monkeypatch.setattr(signal, "setitimer", at_once)
-    row = emulate_row(H200, 5, job, "", 8 << 30)
-    assert row.verdict == "not ended after 5 s"
+    assert emulate_row(H200, 5, job, "", 8 << 30).verdict == "not ended after 5 s"
 
 
 def test_a_row_that_takes_more_memory_than_there_is_says_so(

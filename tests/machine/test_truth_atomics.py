@@ -11,7 +11,7 @@ from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, UOp
 from ptxflow.compiler.ir.statements import Body, Role, flatten, kernel, role, when
 from ptxflow.compiler.ir.storage import frag, slot, smem
-from tests.machine.truth import Options, info, table
+from tests.machine.truth import Options, info, truth
 
 BINS, PLACE = smem("bins", 512, align=16), smem("place", 16, align=16)
 WORDS, GOAL = frag("words", 4, "b32"), frag("goal", 1, "b32")
@@ -40,99 +40,81 @@ def block(*body: Body, warps: int, cluster: int = 1) -> UOp:
     return kernel(info(H200, storage, warps, cluster), *body)  # type: ignore[arg-type]
 
 
-def test_atomics_of_several_warps() -> None:
+@truth("ready done", lambda o: o.ready and o.done)
+def test_atomics_of_several_warps(o: Options) -> UOp:
     """Zeros come before, readers after, and nothing between two warps that add."""
-
-    def build(o: Options) -> UOp:
-        start: list[Body] = [role(Role("first", 0, 1), *zero())]
-        return block(
-            *start, *o("ready", at.cta_sync()), role(Role("all", 0, 2), *count()),
-            *o("done", at.cta_sync()), role(Role("reader", 0, 1), *look()), warps=2,
-        )  # fmt: skip
-
-    table("ready done", build, lambda o: o.ready and o.done, H200)
+    start: list[Body] = [role(Role("first", 0, 1), *zero())]
+    return block(
+        *start, *o("ready", at.cta_sync()), role(Role("all", 0, 2), *count()),
+        *o("done", at.cta_sync()), role(Role("reader", 0, 1), *look()), warps=2,
+    )  # fmt: skip
 
 
-def test_what_was_counted_is_not_zeroed_at_once() -> None:
+@truth("read", lambda o: o.read)
+def test_what_was_counted_is_not_zeroed_at_once(o: Options) -> UOp:
     """Zeroing for the next turn waits for the readers of this one."""
-
-    def build(o: Options) -> UOp:
-        return block(
-            role(Role("first", 0, 1), *zero()), at.cta_sync(), role(Role("all", 0, 2), *count()),
-            at.cta_sync(), role(Role("reader", 0, 1), *look()), *o("read", at.cta_sync()),
-            role(Role("second", 1, 1), at.zero_shared(slot(BINS))), warps=2,
-        )  # fmt: skip
-
-    table("read", build, lambda o: o.read, H200)
+    return block(
+        role(Role("first", 0, 1), *zero()), at.cta_sync(), role(Role("all", 0, 2), *count()),
+        at.cta_sync(), role(Role("reader", 0, 1), *look()), *o("read", at.cta_sync()),
+        role(Role("second", 1, 1), at.zero_shared(slot(BINS))), warps=2,
+    )  # fmt: skip
 
 
-def test_atomics_are_not_ordered_by_their_own_warp_alone() -> None:
+@truth("ready", lambda o: o.ready)
+def test_atomics_are_not_ordered_by_their_own_warp_alone(o: Options) -> UOp:
     """One that knows the zeros does not make them known to another's."""
-
-    def build(o: Options) -> UOp:
-        return block(
-            role(Role("first", 0, 1), *zero(), *count()), *o("ready", at.cta_sync()),
-            role(Role("second", 1, 1), *count()), at.cta_sync(),
-            role(Role("reader", 0, 1), *look()), warps=2,
-        )  # fmt: skip
-
-    table("ready", build, lambda o: o.ready, H200)
+    return block(
+        role(Role("first", 0, 1), *zero(), *count()), *o("ready", at.cta_sync()),
+        role(Role("second", 1, 1), *count()), at.cta_sync(),
+        role(Role("reader", 0, 1), *look()), warps=2,
+    )  # fmt: skip
 
 
-def test_bins_that_all_ctas_read() -> None:
+@truth("meet release stay", lambda o: o.meet and o.release and o.stay)
+def test_bins_that_all_ctas_read(o: Options) -> UOp:
     """Peers read behind a barrier of the cluster that releases, and nobody leaves before."""
-
-    def build(o: Options) -> UOp:
-        meet = MEET if o.release else [at.cluster_arrive_relaxed(), at.cluster_wait()]
-        read = look(peers=2, everywhere="bins")
-        return block(
-            *zero(), *count(), *(o("meet", *meet)), *read, *o("stay", *MEET), warps=1, cluster=2
-        )
-
-    table("meet release stay", build, lambda o: o.meet and o.release and o.stay, H200)
+    meet = MEET if o.release else [at.cluster_arrive_relaxed(), at.cluster_wait()]
+    read = look(peers=2, everywhere="bins")
+    return block(
+        *zero(), *count(), *(o("meet", *meet)), *read, *o("stay", *MEET), warps=1, cluster=2
+    )
 
 
-def test_what_a_segment_leaves_in_its_leader() -> None:
+@truth("ready done", lambda o: o.ready and o.done)
+def test_what_a_segment_leaves_in_its_leader(o: Options) -> UOp:
     """Lists, tallies and shares of a peer are read behind a barrier of the cluster; the word that
     says a list was too short was zeroed before one."""
     size = {"lists": 256, "tallies": 4, "shares": 4}  # of a CTA
     places = {name: smem(name, 2 * n, align=16) for name, n in size.items()}
     flag, window = smem("flag", 512, align=16), frag("window", 2, "b32")
     listed, held = frag("listed", 1, "b32"), frag("held", 2, "b32")
-
-    def build(o: Options) -> UOp:
-        mine = [slot(p, 0, CTA_RANK * size[n], size[n]) for n, p in places.items()]
-        over = slot(flag, 0, 0, 4)
-        sift = at.sift(*mine, over, slot(listed), slot(WORDS), slot(window), CTA_RANK, 0, 0, 0,
-                       group=4, slots=32, peers=2)  # fmt: skip
-        read = [
-            at.ld_shared_lanes(slot(held), slot(places["lists"]), LANE * 8),
-            at.ld_shared(slot(held, 0, 0, 1), slot(places["tallies"]), 0),
-            at.ld_shared(slot(held, 0, 1, 1), slot(places["shares"]), 0),
-            at.ld_shared(slot(held, 0, 0, 1), over, 0),
-        ]
-        body: list[Body] = [
-            at.zero_shared(slot(flag)), *o("ready", *MEET),
-            at.mov(slot(WORDS), 0), at.mov(slot(window), 0), sift, *o("done", *MEET),
-            when(CTA_RANK.eq(0), read),
-        ]  # fmt: skip
-        storage = (*places.values(), flag, WORDS, window, listed, held)
-        return kernel(info(H200, storage, 1, 2), *flatten(body))  # type: ignore[arg-type]
-
-    table("ready done", build, lambda o: o.ready and o.done, H200)
+    mine = [slot(p, 0, CTA_RANK * size[n], size[n]) for n, p in places.items()]
+    over = slot(flag, 0, 0, 4)
+    sift = at.sift(*mine, over, slot(listed), slot(WORDS), slot(window), CTA_RANK, 0, 0, 0,
+                   group=4, slots=32, peers=2)  # fmt: skip
+    read = [
+        at.ld_shared_lanes(slot(held), slot(places["lists"]), LANE * 8),
+        at.ld_shared(slot(held, 0, 0, 1), slot(places["tallies"]), 0),
+        at.ld_shared(slot(held, 0, 1, 1), slot(places["shares"]), 0),
+        at.ld_shared(slot(held, 0, 0, 1), over, 0),
+    ]
+    body: list[Body] = [
+        at.zero_shared(slot(flag)), *o("ready", *MEET),
+        at.mov(slot(WORDS), 0), at.mov(slot(window), 0), sift, *o("done", *MEET),
+        when(CTA_RANK.eq(0), read),
+    ]  # fmt: skip
+    storage = (*places.values(), flag, WORDS, window, listed, held)
+    return kernel(info(H200, storage, 1, 2), *flatten(body))  # type: ignore[arg-type]
 
 
-def test_bins_that_nothing_was_counted_into() -> None:
+@truth("counted", lambda o: o.counted)
+def test_bins_that_nothing_was_counted_into(o: Options) -> UOp:
     """Zeros alone are no sum: whoever reads them forgot to count, or counted elsewhere."""
-
-    def build(o: Options) -> UOp:
-        zeros = [at.zero_shared(slot(BINS), begun=True), at.warp_sync()]
-        return block(
-            role(Role("first", 0, 1), zeros, *o("counted", *count())), at.cta_sync(),
-            role(Role("reader", 0, 1), *look()), warps=2,
-        )  # fmt: skip
-
-    table("counted", build, lambda o: o.counted, H200)
+    zeros = [at.zero_shared(slot(BINS), begun=True), at.warp_sync()]
+    return block(
+        role(Role("first", 0, 1), zeros, *o("counted", *count())), at.cta_sync(),
+        role(Role("reader", 0, 1), *look()), warps=2,
+    )  # fmt: skip
 
 
 def test_a_sum_over_another_cluster_is_refused() -> None:

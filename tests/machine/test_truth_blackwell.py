@@ -26,7 +26,7 @@ from tests.machine.truth import (
     mma,
     one,
     param,
-    table,
+    truth,
     write,
 )
 
@@ -63,243 +63,204 @@ OPERANDS = [expect(FULL, 2 * TILE), load(A, FULL), load(B, FULL), wait(FULL), AF
 STORAGE = (FULL, DONE, FREE, A, B, D, VALUES, OUT)
 
 
-def test_tma_load_to_mma():
+@truth("expect wait proxy after", lambda o: o.expect and o.wait and o.after, B200)
+def test_tma_load_to_mma(o: Options) -> UOp:
     """No proxy fence. fence::after is in the canonical kernel (6); 1.4 asks for the wait alone."""
-
-    def build(o: Options) -> UOp:
-        return block(
-            B200,
-            STORAGE,
-            issuer(
-                o("expect", expect(FULL, 2 * TILE)), load(A, FULL), load(B, FULL),
-                o("wait", wait(FULL)), o("proxy", at.fence_proxy_async()), o("after", AFTER),
-                mma(D, A, B), commit(DONE),
-            ),
-            readers(wait(DONE), AFTER),
-            warps=5,
-        )  # fmt: skip
-
-    table("expect wait proxy after", build, lambda o: o.expect and o.wait and o.after, B200)
+    return block(
+        B200,
+        STORAGE,
+        issuer(
+            o("expect", expect(FULL, 2 * TILE)), load(A, FULL), load(B, FULL),
+            o("wait", wait(FULL)), o("proxy", at.fence_proxy_async()), o("after", AFTER),
+            mma(D, A, B), commit(DONE),
+        ),
+        readers(wait(DONE), AFTER),
+        warps=5,
+    )  # fmt: skip
 
 
-def test_generic_write_to_mma():
-    def build(o: Options) -> UOp:
-        ready = mbar("ready", 1, 128)
-        body: list[Body] = [
-            write(A, 4), write(B, 4), o("fence", at.fence_proxy_async()),
-            o("arrive", at.mbar_arrive(slot(ready))), wait(DONE), AFTER,
-        ]  # fmt: skip
-        multiply = issuer(o("wait", wait(ready)), o("after", AFTER), mma(D, A, B), commit(DONE))
-        return block(B200, (ready, *STORAGE), multiply, readers(*body), warps=5)
-
-    truth = lambda o: o.fence and o.arrive and o.wait and o.after  # noqa: E731
-    table("fence arrive wait after", build, truth, B200)
+@truth("fence arrive wait after", lambda o: o.fence and o.arrive and o.wait and o.after, B200)
+def test_generic_write_to_mma(o: Options) -> UOp:
+    ready = mbar("ready", 1, 128)
+    body: list[Body] = [
+        write(A, 4), write(B, 4), o("fence", at.fence_proxy_async()),
+        o("arrive", at.mbar_arrive(slot(ready))), wait(DONE), AFTER,
+    ]  # fmt: skip
+    multiply = issuer(o("wait", wait(ready)), o("after", AFTER), mma(D, A, B), commit(DONE))
+    return block(B200, (ready, *STORAGE), multiply, readers(*body), warps=5)
 
 
-def test_mma_reads_to_tma_refill():
+@truth("commit arrive wait", lambda o: o.commit and not o.arrive and o.wait, B200)
+def test_mma_reads_to_tma_refill(o: Options) -> UOp:
     """A plain arrive says only that the mma was issued; the commit says that it is complete."""
-
-    def build(o: Options) -> UOp:
-        spare = mbar("spare", 1, 1)
-        free: list[Body] = o("commit", commit(spare)) + o("arrive", at.mbar_arrive(slot(spare)))
-        refill: list[Body] = [
-            o("wait", wait(spare)),
-            expect(FULL, 2 * TILE),
-            load(A, FULL),
-            load(B, FULL),
-        ]
-        body: list[Body] = [
-            OPERANDS,
-            mma(D, A, B),
-            free,
-            refill,
-            wait(FULL, 1),
-            AFTER,
-            mma(D, A, B, 1),
-        ]
-        last = readers(wait(DONE), AFTER)
-        return block(B200, (spare, *STORAGE), issuer(*body, commit(DONE)), last, warps=5)
-
-    table("commit arrive wait", build, lambda o: o.commit and not o.arrive and o.wait, B200)
+    spare = mbar("spare", 1, 1)
+    free: list[Body] = o("commit", commit(spare)) + o("arrive", at.mbar_arrive(slot(spare)))
+    refill: list[Body] = [
+        o("wait", wait(spare)),
+        expect(FULL, 2 * TILE),
+        load(A, FULL),
+        load(B, FULL),
+    ]
+    body: list[Body] = [
+        OPERANDS,
+        mma(D, A, B),
+        free,
+        refill,
+        wait(FULL, 1),
+        AFTER,
+        mma(D, A, B, 1),
+    ]
+    last = readers(wait(DONE), AFTER)
+    return block(B200, (spare, *STORAGE), issuer(*body, commit(DONE)), last, warps=5)
 
 
-def test_mma_to_ld():
-    def build(o: Options) -> UOp:
-        body: list[Body] = [o("wait", wait(DONE)), o("before", BEFORE), o("after", AFTER), ld()]
-        return block(
-            B200,
-            STORAGE,
-            issuer(OPERANDS, mma(D, A, B), o("commit", commit(DONE))),
-            readers(*body, at.tcgen05_wait_ld(), BEFORE),
-            warps=5,
-        )
-
-    table("commit wait before after", build, lambda o: o.commit and o.wait and o.after, B200)
+@truth("commit wait before after", lambda o: o.commit and o.wait and o.after, B200)
+def test_mma_to_ld(o: Options) -> UOp:
+    body: list[Body] = [o("wait", wait(DONE)), o("before", BEFORE), o("after", AFTER), ld()]
+    return block(
+        B200,
+        STORAGE,
+        issuer(OPERANDS, mma(D, A, B), o("commit", commit(DONE))),
+        readers(*body, at.tcgen05_wait_ld(), BEFORE),
+        warps=5,
+    )
 
 
-def test_one_warp_waits_for_the_others():
+@truth("own sync after", lambda o: o.sync and o.after, B200)
+def test_one_warp_waits_for_the_others(o: Options) -> UOp:
     """What a warp has seen complete, it hands on through any barrier without a fence."""
-
-    def build(o: Options) -> UOp:
-        relay: list[Body] = [when(WARP.eq(0), wait(DONE)), o("own", AFTER), o("sync", meet)]
-        work: list[Body] = [relay, o("after", AFTER), ld(), at.tcgen05_wait_ld(), BEFORE]
-        return block(
-            B200, STORAGE, issuer(OPERANDS, mma(D, A, B), commit(DONE)), readers(*work), warps=5
-        )
-
     meet = at.named_sync(id=1, threads=128)
-    table("own sync after", build, lambda o: o.sync and o.after, B200)
+    relay: list[Body] = [when(WARP.eq(0), wait(DONE)), o("own", AFTER), o("sync", meet)]
+    work: list[Body] = [relay, o("after", AFTER), ld(), at.tcgen05_wait_ld(), BEFORE]
+    return block(
+        B200, STORAGE, issuer(OPERANDS, mma(D, A, B), commit(DONE)), readers(*work), warps=5
+    )
 
 
-def test_ld_to_mma_of_another_warp():
-    def build(o: Options) -> UOp:
-        body: list[Body] = [
-            wait(DONE), AFTER, ld(), o("wait_ld", at.tcgen05_wait_ld()), o("before", BEFORE),
-            o("arrive", at.mbar_arrive(slot(FREE))),
-            wait(DONE, 1), at.tcgen05_wait_ld(), BEFORE,
-        ]  # fmt: skip
-        again: list[Body] = [o("wait", wait(FREE)), o("after", AFTER), mma(D, A, B), commit(DONE)]
-        work = issuer(OPERANDS, mma(D, A, B), commit(DONE), again)
-        return block(B200, STORAGE, work, readers(*body), warps=5)
+@truth(
+    "wait_ld before arrive wait after",
+    lambda o: o.wait_ld and o.before and o.arrive and o.wait and o.after,
+    B200,
+)
+def test_ld_to_mma_of_another_warp(o: Options) -> UOp:
+    body: list[Body] = [
+        wait(DONE), AFTER, ld(), o("wait_ld", at.tcgen05_wait_ld()), o("before", BEFORE),
+        o("arrive", at.mbar_arrive(slot(FREE))),
+        wait(DONE, 1), at.tcgen05_wait_ld(), BEFORE,
+    ]  # fmt: skip
+    again: list[Body] = [o("wait", wait(FREE)), o("after", AFTER), mma(D, A, B), commit(DONE)]
+    work = issuer(OPERANDS, mma(D, A, B), commit(DONE), again)
+    return block(B200, STORAGE, work, readers(*body), warps=5)
 
-    truth = lambda o: o.wait_ld and o.before and o.arrive and o.wait and o.after  # noqa: E731
-    table("wait_ld before arrive wait after", build, truth, B200)
 
-
-def test_one_lane_releases_for_its_warp():
+@truth("one before meet", lambda o: o.before and (o.meet or not o.one), B200)
+def test_one_lane_releases_for_its_warp(o: Options) -> UOp:
     """128 arrivals, or 4 behind a warp barrier; before, each lane fences its own loads."""
-
-    def build(o: Options) -> UOp:
-        free = mbar("free", 1, 4 if o.one else 128)
-        arrive = at.mbar_arrive(slot(free))
-        body: list[Body] = [
-            wait(DONE), AFTER, ld(), at.tcgen05_wait_ld(), o("before", BEFORE),
-            o("meet", at.warp_sync()), one(arrive) if o.one else arrive, wait(DONE, 1),
-        ]  # fmt: skip
-        again: list[Body] = [wait(free), AFTER, mma(D, A, B), commit(DONE)]
-        work = issuer(OPERANDS, mma(D, A, B), commit(DONE), again)
-        storage = tuple(free if s is FREE else s for s in STORAGE)
-        return block(B200, storage, work, readers(*body), warps=5)
-
-    table("one before meet", build, lambda o: o.before and (o.meet or not o.one), B200)
+    free = mbar("free", 1, 4 if o.one else 128)
+    arrive = at.mbar_arrive(slot(free))
+    body: list[Body] = [
+        wait(DONE), AFTER, ld(), at.tcgen05_wait_ld(), o("before", BEFORE),
+        o("meet", at.warp_sync()), one(arrive) if o.one else arrive, wait(DONE, 1),
+    ]  # fmt: skip
+    again: list[Body] = [wait(free), AFTER, mma(D, A, B), commit(DONE)]
+    work = issuer(OPERANDS, mma(D, A, B), commit(DONE), again)
+    storage = tuple(free if s is FREE else s for s in STORAGE)
+    return block(B200, storage, work, readers(*body), warps=5)
 
 
-def test_ld_to_mma_of_the_same_warp():
+@truth("wait_ld before", lambda o: o.wait_ld, B200)
+def test_ld_to_mma_of_the_same_warp(o: Options) -> UOp:
     """wait::ld is enough: it and the load are .aligned, so all lanes are through."""
-
-    def build(o: Options) -> UOp:
-        again = one(mma(D, A, B), commit(DONE))
-        body: list[Body] = [
-            one(OPERANDS, mma(D, A, B), commit(DONE)), wait(DONE), AFTER,
-            ld(), o("wait_ld", at.tcgen05_wait_ld()), o("before", BEFORE), again, wait(DONE, 1),
-            at.tcgen05_wait_ld(),
-        ]  # fmt: skip
-        return block(B200, STORAGE, role(Role("all", 0, 1), body), warps=1)
-
-    table("wait_ld before", build, lambda o: o.wait_ld, B200)
+    again = one(mma(D, A, B), commit(DONE))
+    body: list[Body] = [
+        one(OPERANDS, mma(D, A, B), commit(DONE)), wait(DONE), AFTER,
+        ld(), o("wait_ld", at.tcgen05_wait_ld()), o("before", BEFORE), again, wait(DONE, 1),
+        at.tcgen05_wait_ld(),
+    ]  # fmt: skip
+    return block(B200, STORAGE, role(Role("all", 0, 1), body), warps=1)
 
 
-def test_ld_to_registers():
-    def build(o: Options) -> UOp:
-        half = frag("half", COLUMNS // 2, "b32")
-        use = at.pack(slot(half), slot(VALUES), dtype="f16")
-        work: list[Body] = [
-            wait(DONE),
-            AFTER,
-            ld(),
-            o("wait_ld", at.tcgen05_wait_ld()),
-            o("before", BEFORE),
-        ]
-        return block(
-            B200,
-            (half, *STORAGE),
-            issuer(OPERANDS, mma(D, A, B), commit(DONE)),
-            readers(work, use, at.tcgen05_wait_ld(), BEFORE),
-            warps=5,
-        )
-
-    table("wait_ld before", build, lambda o: o.wait_ld, B200)
+@truth("wait_ld before", lambda o: o.wait_ld, B200)
+def test_ld_to_registers(o: Options) -> UOp:
+    half = frag("half", COLUMNS // 2, "b32")
+    use = at.pack(slot(half), slot(VALUES), dtype="f16")
+    work: list[Body] = [
+        wait(DONE),
+        AFTER,
+        ld(),
+        o("wait_ld", at.tcgen05_wait_ld()),
+        o("before", BEFORE),
+    ]
+    return block(
+        B200,
+        (half, *STORAGE),
+        issuer(OPERANDS, mma(D, A, B), commit(DONE)),
+        readers(work, use, at.tcgen05_wait_ld(), BEFORE),
+        warps=5,
+    )
 
 
-def test_first_mma_of_an_accumulator():
+@truth("clear more", lambda o: o.clear, B200)
+def test_first_mma_of_an_accumulator(o: Options) -> UOp:
     """enable-input-d of the first one must be 0: nothing has written the accumulator."""
-
-    def build(o: Options) -> UOp:
-        work: list[Body] = [
-            mma(D, A, B, 0 if o.clear else 1),
-            *o("more", mma(D, A, B, 1)),
-            commit(DONE),
-        ]
-        return block(B200, STORAGE, issuer(OPERANDS, work), readers(wait(DONE), AFTER), warps=5)
-
-    table("clear more", build, lambda o: o.clear, B200)
+    work: list[Body] = [
+        mma(D, A, B, 0 if o.clear else 1),
+        *o("more", mma(D, A, B, 1)),
+        commit(DONE),
+    ]
+    return block(B200, STORAGE, issuer(OPERANDS, work), readers(wait(DONE), AFTER), warps=5)
 
 
-def test_commit_by_another_thread():
+@truth("same read", lambda o: o.same, B200)
+def test_commit_by_another_thread(o: Options) -> UOp:
     """A commit tracks the thread that runs it."""
-
-    def build(o: Options) -> UOp:
-        ask = mbar("ask", 1, 1)
-        work: list[Body] = [
-            OPERANDS,
-            mma(D, A, B),
-            one_of(o, commit(DONE), at.mbar_arrive(slot(ask))),
-        ]
-        other = elect(WARP.eq(0), wait(ask), commit(DONE)) if not o.same else None
-        body = readers(other, wait(DONE), AFTER, *o("read", ld()), at.tcgen05_wait_ld(), BEFORE)
-        return block(B200, (ask, *STORAGE), issuer(work), body, warps=5)
-
-    def one_of(o: Options, same: UOp, other: UOp) -> UOp:
-        return same if o.same else other
-
-    table("same read", build, lambda o: o.same, B200)
+    ask = mbar("ask", 1, 1)
+    last = commit(DONE) if o.same else at.mbar_arrive(slot(ask))
+    other = elect(WARP.eq(0), wait(ask), commit(DONE)) if not o.same else None
+    body = readers(other, wait(DONE), AFTER, *o("read", ld()), at.tcgen05_wait_ld(), BEFORE)
+    return block(B200, (ask, *STORAGE), issuer(OPERANDS, mma(D, A, B), last), body, warps=5)
 
 
-def test_a_commit_that_nobody_waits_for():
+@truth("last see", lambda o: o.last or o.see, B200)
+def test_a_commit_that_nobody_waits_for(o: Options) -> UOp:
     """Its arrival must find the CTA there. Commits of a thread arrive in order: it does, if a later
     one is waited for."""
     other = mbar("other", 1, 1)
-
-    def build(o: Options) -> UOp:
-        commits = [commit(other), commit(DONE)] if o.last else [commit(DONE), commit(other)]
-        body = readers(wait(DONE), AFTER, ld(), at.tcgen05_wait_ld(), BEFORE, o("see", wait(other)))
-        work = issuer(OPERANDS, mma(D, A, B), *commits)
-        return block(B200, (other, *STORAGE), work, body, warps=5)
-
-    table("last see", build, lambda o: o.last or o.see, B200)
+    commits = [commit(other), commit(DONE)] if o.last else [commit(DONE), commit(other)]
+    body = readers(wait(DONE), AFTER, ld(), at.tcgen05_wait_ld(), BEFORE, o("see", wait(other)))
+    work = issuer(OPERANDS, mma(D, A, B), *commits)
+    return block(B200, (other, *STORAGE), work, body, warps=5)
 
 
 # -- allocation -------------------------------------------------------------------------------
 
 
-def test_allocation():
+@truth(
+    "relinquish meet dealloc last", lambda o: o.relinquish and o.meet and o.dealloc and o.last, B200
+)
+def test_allocation(o: Options) -> UOp:
     """alloc, the slot's hand-over, the last access, dealloc; and the right to allocate goes back.
 
     Deallocating is not ordered by anything but a barrier after the last load.
     """
     address = smem("tmem_slot", 16, align=16)
-
-    def build(o: Options) -> UOp:
-        bars = (FULL, DONE)
-        storage = (*bars, A, B, D, VALUES, address)
-        init = elect(WARP.eq(0), [at.mbar_init(slot(b)) for b in bars], at.fence_mbar_init())
-        alloc = when(
-            WARP.eq(0),
-            at.tmem_alloc(slot(address), columns=64, cta_group=1),
-            *o("relinquish", at.tmem_relinquish(cta_group=1)),
-        )
-        body: list[Body] = [wait(DONE), AFTER, ld(), at.tcgen05_wait_ld(), BEFORE]
-        free = when(WARP.eq(0), AFTER, *o("dealloc", at.tmem_dealloc(columns=64, cta_group=1)))
-        return kernel(
-            info(B200, storage, 5),
-            [alloc, init, *o("meet", at.cta_sync()), at.tmem_address(slot(address))],
-            issuer(OPERANDS, mma(D, A, B), commit(DONE)),
-            readers(body),
-            [*o("last", at.cta_sync()), free],
-        )
-
-    truth = lambda o: o.relinquish and o.meet and o.dealloc and o.last  # noqa: E731
-    table("relinquish meet dealloc last", build, truth, B200)
+    bars = (FULL, DONE)
+    storage = (*bars, A, B, D, VALUES, address)
+    init = elect(WARP.eq(0), [at.mbar_init(slot(b)) for b in bars], at.fence_mbar_init())
+    alloc = when(
+        WARP.eq(0),
+        at.tmem_alloc(slot(address), columns=64, cta_group=1),
+        *o("relinquish", at.tmem_relinquish(cta_group=1)),
+    )
+    body: list[Body] = [wait(DONE), AFTER, ld(), at.tcgen05_wait_ld(), BEFORE]
+    free = when(WARP.eq(0), AFTER, *o("dealloc", at.tmem_dealloc(columns=64, cta_group=1)))
+    return kernel(
+        info(B200, storage, 5),
+        [alloc, init, *o("meet", at.cta_sync()), at.tmem_address(slot(address))],
+        issuer(OPERANDS, mma(D, A, B), commit(DONE)),
+        readers(body),
+        [*o("last", at.cta_sync()), free],
+    )
 
 
 # -- CTA pairs --------------------------------------------------------------------------------
@@ -311,85 +272,73 @@ def pair_load(tile: UOp) -> UOp:
     return at.tma_load_pair(*where, box=(16, 64), element=2)
 
 
-def test_pair_commit_and_bytes():
+@truth("both double after", lambda o: o.both and o.double and o.after, B200)
+def test_pair_commit_and_bytes(o: Options) -> UOp:
     """Both CTAs' bytes count on the even barrier; the commit must tell both CTAs."""
-
-    def build(o: Options) -> UOp:
-        arrive = expect(FULL, 2 * TILE * (2 if o.double else 1))
-        done = commit(DONE, group=2, mask=3 if o.both else 1)
-        work: list[Body] = [
-            when(CTA_RANK.eq(0), arrive), pair_load(A), pair_load(B),
-            when(CTA_RANK.eq(0), wait(FULL), *o("after", AFTER), mma(D, A, B, group=2), done),
-        ]  # fmt: skip
-        body: list[Body] = [wait(DONE), AFTER, ld(), at.tcgen05_wait_ld(), BEFORE]
-        return block(B200, STORAGE, issuer(work), readers(body), warps=5, cluster=2, group=2)
-
-    table("both double after", build, lambda o: o.both and o.double and o.after, B200)
+    arrive = expect(FULL, 2 * TILE * (2 if o.double else 1))
+    done = commit(DONE, group=2, mask=3 if o.both else 1)
+    work: list[Body] = [
+        when(CTA_RANK.eq(0), arrive), pair_load(A), pair_load(B),
+        when(CTA_RANK.eq(0), wait(FULL), *o("after", AFTER), mma(D, A, B, group=2), done),
+    ]  # fmt: skip
+    body: list[Body] = [wait(DONE), AFTER, ld(), at.tcgen05_wait_ld(), BEFORE]
+    return block(B200, STORAGE, issuer(work), readers(body), warps=5, cluster=2, group=2)
 
 
-def test_pair_release_of_the_accumulator():
+@truth("wait_ld before release after", lambda o: o.wait_ld and o.before and o.after, B200)
+def test_pair_release_of_the_accumulator(o: Options) -> UOp:
     """The odd CTA's epilogue releases through tcgen05's own fences; a relaxed arrive carries it."""
-
-    def build(o: Options) -> UOp:
-        free = mbar("free", 1, 256)
-        arrive = at.mbar_release_peer if o.release else at.mbar_arrive_peer
-        again: list[Body] = [
-            wait(free),
-            *o("after", AFTER),
-            mma(D, A, B, group=2),
-            commit(DONE, 2, 3),
-        ]
-        first: list[Body] = [wait(FULL), AFTER, mma(D, A, B, group=2), commit(DONE, 2, 3)]
-        work: list[Body] = [
-            when(CTA_RANK.eq(0), expect(FULL, 4 * TILE)), pair_load(A), pair_load(B),
-            when(CTA_RANK.eq(0), first, again),
-        ]  # fmt: skip
-        body: list[Body] = [
-            wait(DONE), AFTER, ld(), o("wait_ld", at.tcgen05_wait_ld()), o("before", BEFORE),
-            arrive(slot(free), 0), wait(DONE, 1), at.tcgen05_wait_ld(),
-        ]  # fmt: skip
-        storage = tuple(free if s is FREE else s for s in STORAGE)
-        return block(B200, storage, issuer(work), readers(body), warps=5, cluster=2, group=2)
-
-    truth = lambda o: o.wait_ld and o.before and o.after  # noqa: E731
-    table("wait_ld before release after", build, truth, B200)
+    free = mbar("free", 1, 256)
+    arrive = at.mbar_release_peer if o.release else at.mbar_arrive_peer
+    again: list[Body] = [
+        wait(free),
+        *o("after", AFTER),
+        mma(D, A, B, group=2),
+        commit(DONE, 2, 3),
+    ]
+    first: list[Body] = [wait(FULL), AFTER, mma(D, A, B, group=2), commit(DONE, 2, 3)]
+    work: list[Body] = [
+        when(CTA_RANK.eq(0), expect(FULL, 4 * TILE)), pair_load(A), pair_load(B),
+        when(CTA_RANK.eq(0), first, again),
+    ]  # fmt: skip
+    body: list[Body] = [
+        wait(DONE), AFTER, ld(), o("wait_ld", at.tcgen05_wait_ld()), o("before", BEFORE),
+        arrive(slot(free), 0), wait(DONE, 1), at.tcgen05_wait_ld(),
+    ]  # fmt: skip
+    storage = tuple(free if s is FREE else s for s in STORAGE)
+    return block(B200, storage, issuer(work), readers(body), warps=5, cluster=2, group=2)
 
 
 @pytest.mark.parametrize("group", [1, 2])
-def test_pair_allocation(group):
+@truth(
+    "start middle whole", lambda o, group: o.whole and (group == 1 or (o.start and o.middle)), B200
+)
+def test_pair_allocation(o: Options, group: int) -> UOp:
     """A pair allocates, and frees, only when both CTAs are known to be there."""
     address = smem("tmem_slot", 16, align=16)
-
-    def build(o: Options) -> UOp:
-        meet = [at.cluster_arrive(), at.cluster_wait()]
-        alloc = [
-            at.tmem_alloc(slot(address), columns=64, cta_group=group),
-            at.tmem_relinquish(cta_group=group),
-        ]
-        return kernel(
-            info(B200, (D, address), 1, cluster=2, group=group),
-            [*o("start", *meet), *alloc, at.cta_sync(), at.tmem_address(slot(address))],
-            [*o("middle", *meet)],
-            at.tmem_dealloc(columns=64 if o.whole else 32, cta_group=group),
-        )
-
-    truth = lambda o: o.whole and (group == 1 or (o.start and o.middle))  # noqa: E731
-    table("start middle whole", build, truth, B200)
+    meet = [at.cluster_arrive(), at.cluster_wait()]
+    alloc = [
+        at.tmem_alloc(slot(address), columns=64, cta_group=group),
+        at.tmem_relinquish(cta_group=group),
+    ]
+    return kernel(
+        info(B200, (D, address), 1, cluster=2, group=group),
+        [*o("start", *meet), *alloc, at.cta_sync(), at.tmem_address(slot(address))],
+        [*o("middle", *meet)],
+        at.tmem_dealloc(columns=64 if o.whole else 32, cta_group=group),
+    )
 
 
-def test_exit_of_a_pair():
+@truth("seen meet", lambda o: o.seen, B200)
+def test_exit_of_a_pair(o: Options) -> UOp:
     """The even CTA's mma uses the odd CTA's memory: both must see the commit, a barrier of threads
     says nothing of a running mma."""
-
-    def build(o: Options) -> UOp:
-        work: list[Body] = [
-            when(CTA_RANK.eq(0), expect(FULL, 4 * TILE)), pair_load(A), pair_load(B),
-            when(CTA_RANK.eq(0), wait(FULL), AFTER, mma(D, A, B, group=2), commit(DONE, 2, 3)),
-        ]  # fmt: skip
-        whole = block(
-            B200, STORAGE, issuer(work), readers(*o("seen", wait(DONE))),
-            warps=5, cluster=2, group=2,
-        )  # fmt: skip
-        return whole if o.meet else kernel(whole.arg, *whole.src[:-3], whole.src[-1])
-
-    table("seen meet", build, lambda o: o.seen, B200)
+    work: list[Body] = [
+        when(CTA_RANK.eq(0), expect(FULL, 4 * TILE)), pair_load(A), pair_load(B),
+        when(CTA_RANK.eq(0), wait(FULL), AFTER, mma(D, A, B, group=2), commit(DONE, 2, 3)),
+    ]  # fmt: skip
+    whole = block(
+        B200, STORAGE, issuer(work), readers(*o("seen", wait(DONE))),
+        warps=5, cluster=2, group=2,
+    )  # fmt: skip
+    return whole if o.meet else kernel(whole.arg, *whole.src[:-3], whole.src[-1])

@@ -21,7 +21,7 @@ from tests.machine.truth import (
     load,
     one,
     read,
-    table,
+    truth,
     write,
 )
 
@@ -46,173 +46,150 @@ def take() -> UOp:
     return at.ld_shared_v4(slot(OUT), slot(PART), LANE * 16)
 
 
-def test_stores_into_a_peer():
+@truth(
+    "expect bytes wait acquire start stay",
+    lambda o: o.expect and o.bytes and o.wait and o.acquire and o.start and o.stay,
+)
+def test_stores_into_a_peer(o: Options) -> UOp:
     """The bytes are expected, all of them, on a barrier that the peer knows to be initialised; the
     wait acquires at cluster scope; and nobody leaves before what it sent has arrived."""
-
-    def build(o: Options) -> UOp:
-        wait = at.mbar_wait_cluster if o.acquire else at.mbar_wait
-        body: list[Body] = [
-            *o("expect", one(expect(ARRIVED, QUAD if o.bytes else QUAD // 2))),
-            *send(),
-            *o("wait", wait(slot(ARRIVED), 0)),
-            take(),
-        ]
-        return kernel(
-            info(H200, (ARRIVED, PART, OUT), 1, cluster=2),
-            [initialised(ARRIVED), *o("start", *RELAXED)],  # type: ignore[list-item]
-            role(Role("all", 0, 1), *body),
-            [*o("stay", *RELAXED)],  # type: ignore[list-item]
-        )
-
-    def truth(o: Options) -> bool:
-        return o.expect and o.bytes and o.wait and o.acquire and o.start and o.stay
-
-    table("expect bytes wait acquire start stay", build, truth, H200)
+    wait = at.mbar_wait_cluster if o.acquire else at.mbar_wait
+    body: list[Body] = [
+        *o("expect", one(expect(ARRIVED, QUAD if o.bytes else QUAD // 2))),
+        *send(),
+        *o("wait", wait(slot(ARRIVED), 0)),
+        take(),
+    ]
+    return kernel(
+        info(H200, (ARRIVED, PART, OUT), 1, cluster=2),
+        [initialised(ARRIVED), *o("start", *RELAXED)],  # type: ignore[list-item]
+        role(Role("all", 0, 1), *body),
+        [*o("stay", *RELAXED)],  # type: ignore[list-item]
+    )
 
 
-def test_a_second_round_of_stores_into_a_peer():
+@truth("tell release acquire", lambda o: o.tell and o.release and o.acquire)
+def test_a_second_round_of_stores_into_a_peer(o: Options) -> UOp:
     """The place is free once the peer has read it and said so: a relaxed arrival does not."""
     free = mbar("free", 1, 1)
-
-    def build(o: Options) -> UOp:
-        tell = at.mbar_release_peer if o.release else at.mbar_arrive_peer
-        hear = at.mbar_wait_cluster if o.acquire else at.mbar_wait
-        body: list[Body] = [
-            one(expect(ARRIVED, QUAD)), *send(),
-            at.mbar_wait_cluster(slot(ARRIVED), 0), take(),
-            one(expect(ARRIVED, QUAD)), at.warp_sync(),
-            *o("tell", one(tell(slot(free), PEER)), hear(slot(free), 0)), *send(),
-            at.mbar_wait_cluster(slot(ARRIVED), 1), take(),
-        ]  # fmt: skip
-        return kernel(
-            info(H200, (ARRIVED, free, PART, OUT), 1, cluster=2),
-            [initialised(ARRIVED, free), *RELAXED],  # type: ignore[list-item]
-            role(Role("all", 0, 1), *body),
-            RELAXED,  # type: ignore[arg-type]
-        )
-
-    table("tell release acquire", build, lambda o: o.tell and o.release and o.acquire, H200)
+    tell = at.mbar_release_peer if o.release else at.mbar_arrive_peer
+    hear = at.mbar_wait_cluster if o.acquire else at.mbar_wait
+    body: list[Body] = [
+        one(expect(ARRIVED, QUAD)), *send(),
+        at.mbar_wait_cluster(slot(ARRIVED), 0), take(),
+        one(expect(ARRIVED, QUAD)), at.warp_sync(),
+        *o("tell", one(tell(slot(free), PEER)), hear(slot(free), 0)), *send(),
+        at.mbar_wait_cluster(slot(ARRIVED), 1), take(),
+    ]  # fmt: skip
+    return kernel(
+        info(H200, (ARRIVED, free, PART, OUT), 1, cluster=2),
+        [initialised(ARRIVED, free), *RELAXED],  # type: ignore[list-item]
+        role(Role("all", 0, 1), *body),
+        RELAXED,  # type: ignore[arg-type]
+    )
 
 
-def test_a_relaxed_cluster_barrier():
+@truth("relaxed data fence", lambda o: o.fence and not (o.relaxed and o.data))
+def test_a_relaxed_cluster_barrier(o: Options) -> UOp:
     """It hands over initialised barriers, which their own fence releases, and no data."""
-
-    def build(o: Options) -> UOp:
-        meet = RELAXED if o.relaxed else MEET
-        look: list[Body] = [at.ld_peer_v4(slot(OUT), slot(A), 0, PEER)]
-        init = [at.mbar_init(slot(ARRIVED)), *o("fence", at.fence_mbar_init())]
-        return kernel(
-            info(H200, (ARRIVED, A, OUT), 1, cluster=2),
-            role(Role("writer", 0, 1), o("data", write(A))),
-            [elect(WARP.eq(0), *init), *meet],  # type: ignore[list-item]
-            role(
-                Role("reader", 0, 1),
-                one(at.mbar_arrive_peer(slot(ARRIVED), PEER)),
-                at.mbar_wait(slot(ARRIVED), 0),
-                o("data", *look),
-            ),
-            MEET,  # type: ignore[arg-type]
-        )
-
-    truth = lambda o: o.fence and not (o.relaxed and o.data)  # noqa: E731
-    table("relaxed data fence", build, truth, H200)
+    meet = RELAXED if o.relaxed else MEET
+    look: list[Body] = [at.ld_peer_v4(slot(OUT), slot(A), 0, PEER)]
+    init = [at.mbar_init(slot(ARRIVED)), *o("fence", at.fence_mbar_init())]
+    return kernel(
+        info(H200, (ARRIVED, A, OUT), 1, cluster=2),
+        role(Role("writer", 0, 1), o("data", write(A))),
+        [elect(WARP.eq(0), *init), *meet],  # type: ignore[list-item]
+        role(
+            Role("reader", 0, 1),
+            one(at.mbar_arrive_peer(slot(ARRIVED), PEER)),
+            at.mbar_wait(slot(ARRIVED), 0),
+            o("data", *look),
+        ),
+        MEET,  # type: ignore[arg-type]
+    )
 
 
-def test_cluster_exit():
+@truth("seen meet relaxed", lambda o: o.seen or (o.meet and not o.relaxed))
+def test_cluster_exit(o: Options) -> UOp:
     """A CTA may go once what its peer sends has arrived: it saw it, or both met. A relaxed meeting
     says nothing of an arrival before it."""
     bar = mbar("bar", 1, 1)
-
-    def build(o: Options) -> UOp:
-        body: list[Body] = [
-            one(at.mbar_arrive_peer(slot(bar), PEER)),
-            *o("seen", at.mbar_wait(slot(bar), 0)),
-        ]
-        whole = block(H200, (bar,), role(Role("all", 0, 1), *body), warps=1, cluster=2)
-        end = o("meet", *(RELAXED if o.relaxed else MEET))
-        return kernel(whole.arg, whole.src[:-2], end)
-
-    truth = lambda o: o.seen or (o.meet and not o.relaxed)  # noqa: E731
-    table("seen meet relaxed", build, truth, H200)
+    body: list[Body] = [
+        one(at.mbar_arrive_peer(slot(bar), PEER)),
+        *o("seen", at.mbar_wait(slot(bar), 0)),
+    ]
+    whole = block(H200, (bar,), role(Role("all", 0, 1), *body), warps=1, cluster=2)
+    end = o("meet", *(RELAXED if o.relaxed else MEET))
+    return kernel(whole.arg, whole.src[:-2], end)
 
 
-def test_reading_a_peers_memory():
+@truth("meet cta stay", lambda o: o.meet and o.stay)
+def test_reading_a_peers_memory(o: Options) -> UOp:
     """Generic writes, a cluster barrier, the peer's reads, and nobody leaves before those."""
-
-    def build(o: Options) -> UOp:
-        look = at.ld_peer_v4(slot(OUT), slot(A), 0, PEER)
-        return kernel(
-            info(H200, (A, OUT), 1, cluster=2),
-            role(Role("writer", 0, 1), write(A)),
-            [*o("meet", *MEET), *o("cta", at.cta_sync())],  # type: ignore[list-item]
-            role(Role("reader", 0, 1), look),
-            [*o("stay", *MEET)],  # type: ignore[list-item]
-        )
-
-    table("meet cta stay", build, lambda o: o.meet and o.stay, H200)
+    look = at.ld_peer_v4(slot(OUT), slot(A), 0, PEER)
+    return kernel(
+        info(H200, (A, OUT), 1, cluster=2),
+        role(Role("writer", 0, 1), write(A)),
+        [*o("meet", *MEET), *o("cta", at.cta_sync())],  # type: ignore[list-item]
+        role(Role("reader", 0, 1), look),
+        [*o("stay", *MEET)],  # type: ignore[list-item]
+    )
 
 
 # -- turns ------------------------------------------------------------------------------------
 
 
-def test_warps_take_turns_at_a_ring():
+@truth("take give", lambda o: o.take and o.give)
+def test_warps_take_turns_at_a_ring(o: Options) -> UOp:
     """Two warps read every second pair of stages: two turns behind, a parity tells the wrong phase,
     so that each waits until the other has seen its stages."""
     a, full, empty = smem("a", TILE, 2), mbar("full", 2, 1), mbar("empty", 2, 1)
     turn = mbar("turn", 2, 1)
     i, j, k = var("i"), var("j"), var("k")
-
-    def build(o: Options) -> UOp:
-        use = j * 2 + k
-        step: list[Body] = [
-            at.mbar_wait(slot(full, k), (use // 2) & 1),
-            read(a, k),
-            at.fence_proxy_async(),
-            at.warp_sync(),
-            one(at.mbar_arrive(slot(empty, k))),
-        ]
-        body = loop(
-            j, 4,
-            o("take", at.mbar_wait(slot(turn, WARP), ((j // 2) ^ WARP ^ 1) & 1)),
-            loop(k, 2, *step),
-            o("give", one(at.mbar_arrive(slot(turn, WARP ^ 1)))),
-            start=WARP, step=2,
-        )  # fmt: skip
-        fill = loop(
-            i, 8,
-            at.mbar_wait(slot(empty, i % 2), ((i // 2) & 1) ^ 1),
-            expect(full, TILE, i % 2), load(a, full, i % 2),
-        )  # fmt: skip
-        return block(
-            H200,
-            (full, empty, turn, a, OUT),
-            role(Role("reader", 0, 2), body),
-            role(Role("producer", 2, 1, elected=True), fill),
-            warps=3,
-        )
-
-    table("take give", build, lambda o: o.take and o.give, H200)
+    use = j * 2 + k
+    step: list[Body] = [
+        at.mbar_wait(slot(full, k), (use // 2) & 1),
+        read(a, k),
+        at.fence_proxy_async(),
+        at.warp_sync(),
+        one(at.mbar_arrive(slot(empty, k))),
+    ]
+    body = loop(
+        j, 4,
+        o("take", at.mbar_wait(slot(turn, WARP), ((j // 2) ^ WARP ^ 1) & 1)),
+        loop(k, 2, *step),
+        o("give", one(at.mbar_arrive(slot(turn, WARP ^ 1)))),
+        start=WARP, step=2,
+    )  # fmt: skip
+    fill = loop(
+        i, 8,
+        at.mbar_wait(slot(empty, i % 2), ((i // 2) & 1) ^ 1),
+        expect(full, TILE, i % 2), load(a, full, i % 2),
+    )  # fmt: skip
+    return block(
+        H200,
+        (full, empty, turn, a, OUT),
+        role(Role("reader", 0, 2), body),
+        role(Role("producer", 2, 1, elected=True), fill),
+        warps=3,
+    )
 
 
-def test_two_pairs_of_warps_at_one_named_barrier():
+@truth("own after", lambda o: o.own or o.after)
+def test_two_pairs_of_warps_at_one_named_barrier(o: Options) -> UOp:
     """What arrives is counted, not who: pairs that may come at the same time need two barriers."""
-
-    def build(o: Options) -> UOp:
-        second: list[Body] = [
-            *o("after", at.named_sync(id=3, threads=128)),
-            at.named_sync(id=2 if o.own else 1, threads=64),
-        ]
-        first: list[Body] = [
-            at.named_sync(id=1, threads=64),
-            *o("after", at.named_sync(id=3, threads=128)),
-        ]
-        return block(
-            H200,
-            (),
-            role(Role("first", 0, 2), *first),
-            role(Role("second", 2, 2), *second),
-            warps=4,
-        )
-
-    table("own after", build, lambda o: o.own or o.after, H200)
+    second: list[Body] = [
+        *o("after", at.named_sync(id=3, threads=128)),
+        at.named_sync(id=2 if o.own else 1, threads=64),
+    ]
+    first: list[Body] = [
+        at.named_sync(id=1, threads=64),
+        *o("after", at.named_sync(id=3, threads=128)),
+    ]
+    return block(
+        H200,
+        (),
+        role(Role("first", 0, 2), *first),
+        role(Role("second", 2, 2), *second),
+        warps=4,
+    )

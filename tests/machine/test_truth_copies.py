@@ -9,7 +9,7 @@ from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.ir.nodes import LANE, UOp, const, param
 from ptxflow.compiler.ir.statements import flatten
 from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, slot, smem
-from tests.machine.truth import Options, block, expect, one, table
+from tests.machine.truth import Options, block, expect, one, table, truth
 
 SIZE = 512  # of a copy by each lane
 TILE, HELD = smem("tile", SIZE, 1, align=16), frag("held", 4, "b32")
@@ -25,69 +25,57 @@ def _read() -> UOp:
     return at.ld_shared_v4(slot(HELD), slot(TILE), 0)
 
 
-def test_copies_are_read_when_all_lanes_have_theirs() -> None:
+@truth("commit wait sync", lambda o: len(o.on) == 3)
+def test_copies_are_read_when_all_lanes_have_theirs(o: Options) -> UOp:
     """Each lane waits for its own; the others' have landed once all have met."""
-
-    def build(o: Options) -> UOp:
-        body = [
-            _copy(),
-            *o("commit", at.copies_commit()),
-            *o("wait", at.copies_wait(pending=0)),
-            *o("sync", at.warp_sync()),
-            _read(),
-        ]
-        return block(H200, (TILE, HELD), *flatten(body), warps=1)
-
-    table("commit wait sync", build, lambda o: len(o.on) == 3, H200)
+    body = [
+        _copy(),
+        *o("commit", at.copies_commit()),
+        *o("wait", at.copies_wait(pending=0)),
+        *o("sync", at.warp_sync()),
+        _read(),
+    ]
+    return block(H200, (TILE, HELD), *flatten(body), warps=1)
 
 
-def test_a_wait_leaves_as_many_groups_as_it_says() -> None:
+@truth("empty more", lambda o: o.more)
+def test_a_wait_leaves_as_many_groups_as_it_says(o: Options) -> UOp:
     """`more` is a group behind the copy's, `empty` one before; one may be pending."""
-
-    def build(o: Options) -> UOp:
-        body = [
-            *o("empty", at.copies_commit()),
-            _copy(),
-            at.copies_commit(),
-            *o("more", at.copies_commit()),
-            at.copies_wait(pending=1),
-            at.warp_sync(),
-            _read(),
-        ]
-        return block(H200, (TILE, HELD), *flatten(body), warps=1)
-
-    table("empty more", build, lambda o: o.more, H200)
+    body = [
+        *o("empty", at.copies_commit()),
+        _copy(),
+        at.copies_commit(),
+        *o("more", at.copies_commit()),
+        at.copies_wait(pending=1),
+        at.warp_sync(),
+        _read(),
+    ]
+    return block(H200, (TILE, HELD), *flatten(body), warps=1)
 
 
-def test_a_tile_is_read_by_all_before_copies_take_its_place() -> None:
+@truth("read sync", lambda o: o.sync or not o.read)
+def test_a_tile_is_read_by_all_before_copies_take_its_place(o: Options) -> UOp:
     """A lane that comes first would overwrite what others read."""
-
-    def build(o: Options) -> UOp:
-        arrive = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
-        body = [_copy(), *arrive, *o("read", _read()), *o("sync", at.warp_sync()), _copy(), *arrive]
-        return block(H200, (TILE, HELD), *flatten([*body, _read()]), warps=1)
-
-    table("read sync", build, lambda o: o.sync or not o.read, H200)
+    arrive = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
+    body = [_copy(), *arrive, *o("read", _read()), *o("sync", at.warp_sync()), _copy(), *arrive]
+    return block(H200, (TILE, HELD), *flatten([*body, _read()]), warps=1)
 
 
-def test_copied_rows_need_their_wait_and_a_meeting() -> None:
+@truth("commit wait meet", lambda o: len(o.on) == 3)
+def test_copied_rows_need_their_wait_and_a_meeting(o: Options) -> UOp:
     """Of the lanes: each waits for its own copies."""
     place = rectangle(global_tensor("A"), 0, 0, 1, 128)
-
-    def build(o: Options) -> UOp:
-        copy = at.copy_chunks(
-            slot(ROWS), LANE * 16, param("C"), const(0), LANE * 8, 1, place, pitch=1024, element=2
-        )
-        body = [
-            copy,
-            *o("commit", at.copies_commit()),
-            *o("wait", at.copies_wait(pending=0)),
-            *o("meet", at.warp_sync()),
-            at.ld_shared_v4(slot(HELD), slot(ROWS), 0),
-        ]
-        return block(H200, (ROWS, HELD), *flatten(body), warps=1)
-
-    table("commit wait meet", build, lambda o: len(o.on) == 3, H200)
+    copy = at.copy_chunks(
+        slot(ROWS), LANE * 16, param("C"), const(0), LANE * 8, 1, place, pitch=1024, element=2
+    )
+    body = [
+        copy,
+        *o("commit", at.copies_commit()),
+        *o("wait", at.copies_wait(pending=0)),
+        *o("meet", at.warp_sync()),
+        at.ld_shared_v4(slot(HELD), slot(ROWS), 0),
+    ]
+    return block(H200, (ROWS, HELD), *flatten(body), warps=1)
 
 
 @pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
@@ -115,42 +103,35 @@ def _load(bar: UOp, asked: bool = True) -> UOp:
     return one(expect(bar, SIZE) if asked else None, load)
 
 
-def test_a_tile_comes_and_goes_in_bulk() -> None:
+@truth("expect wait fence sync commit over", lambda o: len(o.on) == 6)
+def test_a_tile_comes_and_goes_in_bulk(o: Options) -> UOp:
     """Bytes are awaited by all lanes; what they write is fenced and joined before it leaves."""
     bar = mbar("bar", 1, 1)
-
-    def build(o: Options) -> UOp:
-        place = rectangle(global_tensor("C"), 0, 0, 1, 128)
-        store = at.bulk_store(slot(TILE), param("C"), 0, place, bytes=SIZE, element=4)
-        body = [
-            _load(bar, o.expect),
-            *o("wait", at.mbar_wait(slot(bar), 0)),
-            _read(),
-            at.st_shared_v4(slot(TILE), 0, slot(HELD)),
-            *o("fence", at.fence_proxy_async()),
-            *o("sync", at.warp_sync()),
-            one(store, o("commit", at.bulk_commit()), o("over", at.bulk_wait_read(pending=0))),
-        ]
-        return block(H200, (TILE, bar, HELD), *flatten(body), warps=1)
-
-    names = "expect wait fence sync commit over"
-    table(names, build, lambda o: len(o.on) == len(names.split()), H200)
+    place = rectangle(global_tensor("C"), 0, 0, 1, 128)
+    store = at.bulk_store(slot(TILE), param("C"), 0, place, bytes=SIZE, element=4)
+    body = [
+        _load(bar, o.expect),
+        *o("wait", at.mbar_wait(slot(bar), 0)),
+        _read(),
+        at.st_shared_v4(slot(TILE), 0, slot(HELD)),
+        *o("fence", at.fence_proxy_async()),
+        *o("sync", at.warp_sync()),
+        one(store, o("commit", at.bulk_commit()), o("over", at.bulk_wait_read(pending=0))),
+    ]
+    return block(H200, (TILE, bar, HELD), *flatten(body), warps=1)
 
 
-def test_a_tile_is_read_before_the_next_takes_its_place() -> None:
+@truth("first fence sync second", lambda o: len(o.on) == 4)
+def test_a_tile_is_read_before_the_next_takes_its_place(o: Options) -> UOp:
     bar = mbar("bar", 1, 1)
-
-    def build(o: Options) -> UOp:
-        body = [
-            _load(bar),
-            at.mbar_wait(slot(bar), 0),
-            *o("first", _read()),
-            *o("fence", at.fence_proxy_async()),
-            *o("sync", at.warp_sync()),
-            _load(bar),
-            at.mbar_wait(slot(bar), 1),
-            *o("second", _read()),
-        ]
-        return block(H200, (TILE, bar, HELD), *flatten(body), warps=1)
-
-    table("first fence sync second", build, lambda o: len(o.on) == 4, H200)
+    body = [
+        _load(bar),
+        at.mbar_wait(slot(bar), 0),
+        *o("first", _read()),
+        *o("fence", at.fence_proxy_async()),
+        *o("sync", at.warp_sync()),
+        _load(bar),
+        at.mbar_wait(slot(bar), 1),
+        *o("second", _read()),
+    ]
+    return block(H200, (TILE, bar, HELD), *flatten(body), warps=1)

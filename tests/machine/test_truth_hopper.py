@@ -33,7 +33,7 @@ from tests.machine.truth import (
     producer,
     read,
     store,
-    table,
+    truth,
     two_turns,
     wait,
     wgmma,
@@ -43,266 +43,227 @@ from tests.machine.truth import (
 PACKED = frag("packed", 16, "b32")
 
 
-def test_tma_load_to_wgmma():
+@truth("expect wait proxy fence", lambda o: o.expect and o.wait and o.fence)
+def test_tma_load_to_wgmma(o: Options) -> UOp:
     """A proxy fence changes nothing: both are in the async proxy."""
-
-    def build(o: Options) -> UOp:
-        return block(
-            H200,
-            (FULL, A, B, ACC),
-            producer(o("expect", expect(FULL, 2 * TILE)), both()),
-            consumers(
-                o("wait", wait(FULL)),
-                o("proxy", at.fence_proxy_async()),
-                o("fence", at.wgmma_fence()),
-                wgmma(A, B),
-                at.wgmma_commit(),
-                DRAIN,
-            ),
-            warps=5,
-        )
-
-    table("expect wait proxy fence", build, lambda o: o.expect and o.wait and o.fence, H200)
+    return block(
+        H200,
+        (FULL, A, B, ACC),
+        producer(o("expect", expect(FULL, 2 * TILE)), both()),
+        consumers(
+            o("wait", wait(FULL)),
+            o("proxy", at.fence_proxy_async()),
+            o("fence", at.wgmma_fence()),
+            wgmma(A, B),
+            at.wgmma_commit(),
+            DRAIN,
+        ),
+        warps=5,
+    )
 
 
-def test_tma_load_to_generic_read():
-    def build(o: Options) -> UOp:
-        return block(
-            H200,
-            (FULL, A, OUT),
-            producer(o("expect", expect(FULL)), load(A, FULL)),
-            consumers(o("wait", wait(FULL)), o("proxy", at.fence_proxy_async()), read(A)),
-            warps=5,
-        )
-
-    table("expect wait proxy", build, lambda o: o.expect and o.wait, H200)
+@truth("expect wait proxy", lambda o: o.expect and o.wait)
+def test_tma_load_to_generic_read(o: Options) -> UOp:
+    return block(
+        H200,
+        (FULL, A, OUT),
+        producer(o("expect", expect(FULL)), load(A, FULL)),
+        consumers(o("wait", wait(FULL)), o("proxy", at.fence_proxy_async()), read(A)),
+        warps=5,
+    )
 
 
-def test_generic_write_to_tma_store():
+@truth("fence sync late commit wait", lambda o: o.fence and o.sync and o.commit and o.wait)
+def test_generic_write_to_tma_store(o: Options) -> UOp:
     """A fence by the storing thread after the barrier does not replace the writers' own.
 
     The ISA's wording leaves that open; 2.6 asks every writer for it, as shipped kernels do.
     """
-
-    def build(o: Options) -> UOp:
-        body: list[Body] = [
-            write(A, 4),
-            o("fence", at.fence_proxy_async()),
-            o("sync", at.named_sync(id=1, threads=128)),
-            elect(
-                WARP.eq(0),
-                o("late", at.fence_proxy_async()),
-                store(A),
-                o("commit", at.bulk_commit()),
-                o("wait", at.bulk_wait_read(pending=0)),
-            ),
-        ]
-        return block(H200, (A, OUT), consumers(*body), warps=4)
-
-    truth = lambda o: o.fence and o.sync and o.commit and o.wait  # noqa: E731
-    table("fence sync late commit wait", build, truth, H200)
-
-
-def test_one_lane_fences_for_its_warp():
-    """fence.proxy.async orders the accesses of the lane that runs it, not of the others; who issues
-    must have met them behind their fences, not only behind their accesses."""
-
-    def build(o: Options) -> UOp:
-        body: list[Body] = [
-            write(A),
-            o("meet", at.warp_sync()),
-            o("each", at.fence_proxy_async()),
-            o("elected", one(at.fence_proxy_async())),
-            o("sync", at.warp_sync()),
-            one(store(A), at.bulk_commit(), at.bulk_wait_read(pending=0)),
-        ]
-        return block(H200, (A, OUT), role(Role("writer", 0, 1), body), warps=1)
-
-    table("meet each elected sync", build, lambda o: o.each and o.sync, H200)
-
-
-def test_store_source_reuse():
-    def build(o: Options) -> UOp:
-        sync = at.named_sync(id=1, threads=128)
-        hand_over: list[Body] = [at.fence_proxy_async(), sync]
-        again: list[Body] = [
+    body: list[Body] = [
+        write(A, 4),
+        o("fence", at.fence_proxy_async()),
+        o("sync", at.named_sync(id=1, threads=128)),
+        elect(
+            WARP.eq(0),
+            o("late", at.fence_proxy_async()),
             store(A),
             o("commit", at.bulk_commit()),
             o("wait", at.bulk_wait_read(pending=0)),
-        ]
-        last: list[Body] = [store(A, 64), at.bulk_commit(), at.bulk_wait_read(pending=0)]
-        body: list[Body] = [
-            write(A, 4), hand_over, elect(WARP.eq(0), again), o("sync", sync),
-            write(A, 4), hand_over, elect(WARP.eq(0), last),
-        ]  # fmt: skip
-        return block(H200, (A, OUT), consumers(*body), warps=4)
-
-    table("commit wait sync", build, lambda o: o.commit and o.wait and o.sync, H200)
+        ),
+    ]
+    return block(H200, (A, OUT), consumers(*body), warps=4)
 
 
-def test_stage_release_to_tma_refill():
+@truth("meet each elected sync", lambda o: o.each and o.sync)
+def test_one_lane_fences_for_its_warp(o: Options) -> UOp:
+    """fence.proxy.async orders the accesses of the lane that runs it, not of the others; who issues
+    must have met them behind their fences, not only behind their accesses."""
+    body: list[Body] = [
+        write(A),
+        o("meet", at.warp_sync()),
+        o("each", at.fence_proxy_async()),
+        o("elected", one(at.fence_proxy_async())),
+        o("sync", at.warp_sync()),
+        one(store(A), at.bulk_commit(), at.bulk_wait_read(pending=0)),
+    ]
+    return block(H200, (A, OUT), role(Role("writer", 0, 1), body), warps=1)
+
+
+@truth("commit wait sync", lambda o: o.commit and o.wait and o.sync)
+def test_store_source_reuse(o: Options) -> UOp:
+    sync = at.named_sync(id=1, threads=128)
+    hand_over: list[Body] = [at.fence_proxy_async(), sync]
+    again: list[Body] = [
+        store(A),
+        o("commit", at.bulk_commit()),
+        o("wait", at.bulk_wait_read(pending=0)),
+    ]
+    last: list[Body] = [store(A, 64), at.bulk_commit(), at.bulk_wait_read(pending=0)]
+    body: list[Body] = [
+        write(A, 4), hand_over, elect(WARP.eq(0), again), o("sync", sync),
+        write(A, 4), hand_over, elect(WARP.eq(0), last),
+    ]  # fmt: skip
+    return block(H200, (A, OUT), consumers(*body), warps=4)
+
+
+@truth("group proxy arrive wait", lambda o: o.group and o.arrive and o.wait)
+def test_stage_release_to_tma_refill(o: Options) -> UOp:
     """wgmma has read the stage once its group is complete; no proxy fence is needed."""
-
-    def build(o: Options) -> UOp:
-        use: list[Body] = [*multiply(), *o("group", DRAIN)]
-        release: list[Body] = [
-            *o("proxy", at.fence_proxy_async()), *o("arrive", one(at.mbar_arrive(slot(EMPTY)))),
-        ]  # fmt: skip
-        return two_turns(o, use, release, [*multiply(1)])
-
-    truth = lambda o: o.group and o.arrive and o.wait  # noqa: E731
-    table("group proxy arrive wait", build, truth, H200)
+    use: list[Body] = [*multiply(), *o("group", DRAIN)]
+    release: list[Body] = [
+        *o("proxy", at.fence_proxy_async()), *o("arrive", one(at.mbar_arrive(slot(EMPTY)))),
+    ]  # fmt: skip
+    return two_turns(o, use, release, [*multiply(1)])
 
 
 @pytest.mark.parametrize("lanes", [1, 32])
-def test_generic_read_to_tma_refill(lanes):
+@truth(
+    "fence meet arrive wait",
+    lambda o, lanes: o.fence and (o.meet or lanes == 32) and o.arrive and o.wait,
+)
+def test_generic_read_to_tma_refill(o: Options, lanes: int) -> UOp:
     """ld.shared needs the proxy fence before the release; one lane that releases for its warp
     needs the warp to meet first, 32 that release for themselves do not."""
     empty = mbar("empty", 1, 4 * lanes)
-
-    def build(o: Options) -> UOp:
-        arrive = at.mbar_arrive(slot(empty))
-        release: list[Body] = [
-            *o("fence", at.fence_proxy_async()),
-            *o("meet", at.warp_sync()),
-            *o("arrive", one(arrive) if lanes == 1 else arrive),
-        ]
-        return two_turns(o, [read(A), read(B)], release, [read(A), read(B)], empty)
-
-    truth = lambda o: o.fence and (o.meet or lanes == 32) and o.arrive and o.wait  # noqa: E731
-    table("fence meet arrive wait", build, truth, H200)
+    arrive = at.mbar_arrive(slot(empty))
+    release: list[Body] = [
+        *o("fence", at.fence_proxy_async()),
+        *o("meet", at.warp_sync()),
+        *o("arrive", one(arrive) if lanes == 1 else arrive),
+    ]
+    return two_turns(o, [read(A), read(B)], release, [read(A), read(B)], empty)
 
 
-def test_accumulators_to_registers():
-    def build(o: Options) -> UOp:
-        body: list[Body] = [
-            wait(FULL), at.wgmma_fence(), wgmma(A, B), o("commit", at.wgmma_commit()),
-            o("wait", DRAIN), o("fence", at.wgmma_fence()),
-            at.pack(slot(PACKED), slot(ACC), dtype="f16"), at.wgmma_commit(), DRAIN,
-        ]  # fmt: skip
-        fill = producer(expect(FULL, 2 * TILE), both())
-        return block(H200, (FULL, A, B, ACC, PACKED), fill, consumers(*body), warps=5)
-
-    table("commit wait fence", build, lambda o: o.commit and o.wait, H200)
+@truth("commit wait fence", lambda o: o.commit and o.wait)
+def test_accumulators_to_registers(o: Options) -> UOp:
+    body: list[Body] = [
+        wait(FULL), at.wgmma_fence(), wgmma(A, B), o("commit", at.wgmma_commit()),
+        o("wait", DRAIN), o("fence", at.wgmma_fence()),
+        at.pack(slot(PACKED), slot(ACC), dtype="f16"), at.wgmma_commit(), DRAIN,
+    ]  # fmt: skip
+    fill = producer(expect(FULL, 2 * TILE), both())
+    return block(H200, (FULL, A, B, ACC, PACKED), fill, consumers(*body), warps=5)
 
 
-def test_registers_to_accumulators():
+@truth("look fence", lambda o: o.fence or not o.look)
+def test_registers_to_accumulators(o: Options) -> UOp:
     """Between two wgmmas of one shape nothing is needed; after a register access, the fence is."""
-
-    def build(o: Options) -> UOp:
-        look: list[Body] = [DRAIN, at.pack(slot(PACKED), slot(ACC), dtype="f16")]
-        body: list[Body] = [
-            wait(FULL), multiply(), o("look", *look), o("fence", at.wgmma_fence()),
-            wgmma(A, B, 1), at.wgmma_commit(), DRAIN,
-        ]  # fmt: skip
-        fill = producer(expect(FULL, 2 * TILE), both())
-        return block(H200, (FULL, A, B, ACC, PACKED), fill, consumers(*body), warps=5)
-
-    table("look fence", build, lambda o: o.fence or not o.look, H200)
+    look: list[Body] = [DRAIN, at.pack(slot(PACKED), slot(ACC), dtype="f16")]
+    body: list[Body] = [
+        wait(FULL), multiply(), o("look", *look), o("fence", at.wgmma_fence()),
+        wgmma(A, B, 1), at.wgmma_commit(), DRAIN,
+    ]  # fmt: skip
+    fill = producer(expect(FULL, 2 * TILE), both())
+    return block(H200, (FULL, A, B, ACC, PACKED), fill, consumers(*body), warps=5)
 
 
-def test_wgmma_of_another_shape_on_the_same_registers():
+# whether the fence alone would do is open in the ISA: the registers are still in flight
+@truth("same drain fence", lambda o: o.same or (o.drain and o.fence))
+def test_wgmma_of_another_shape_on_the_same_registers(o: Options) -> UOp:
     """The hardware keeps the order of one shape only; the wait does not replace the fence (1.4)."""
-
-    def build(o: Options) -> UOp:
-        attrs = {"dtype": "f16", "a_step": 0, "b_step": 0, "a_desc": 0, "b_desc": 0}
-        n = 64 if o.same else 32
-        other = at.wgmma(slot(ACC, 0, 0, n // 2), slot(A), slot(B), 1, n=n, **attrs)
-        body: list[Body] = [
-            wait(FULL), multiply(), o("drain", DRAIN), o("fence", at.wgmma_fence()), other,
-            at.wgmma_commit(), DRAIN,
-        ]  # fmt: skip
-        fill = producer(expect(FULL, 2 * TILE), both())
-        return block(H200, (FULL, A, B, ACC), fill, consumers(*body), warps=5)
-
-    # whether the fence alone would do is open in the ISA: the registers are still in flight
-    table("same drain fence", build, lambda o: o.same or (o.drain and o.fence), H200)
+    attrs = {"dtype": "f16", "a_step": 0, "b_step": 0, "a_desc": 0, "b_desc": 0}
+    n = 64 if o.same else 32
+    other = at.wgmma(slot(ACC, 0, 0, n // 2), slot(A), slot(B), 1, n=n, **attrs)
+    body: list[Body] = [
+        wait(FULL), multiply(), o("drain", DRAIN), o("fence", at.wgmma_fence()), other,
+        at.wgmma_commit(), DRAIN,
+    ]  # fmt: skip
+    fill = producer(expect(FULL, 2 * TILE), both())
+    return block(H200, (FULL, A, B, ACC), fill, consumers(*body), warps=5)
 
 
-def test_wgmma_group_depth():
+@truth("current drain", lambda o: o.drain or not o.current)
+def test_wgmma_group_depth(o: Options) -> UOp:
     """With one group in flight only the stage of the group before it is free."""
     a, b = smem("a", TILE, 2), smem("b", TILE, 2)
     full, empty = mbar("full", 2, 1), mbar("empty", 2, 4)
     k, j = var("k"), var("j")
 
-    def build(o: Options) -> UOp:
-        def release(use: UOp) -> UOp:
-            return one(at.mbar_arrive(slot(empty, use % 2)))
+    def release(use: UOp) -> UOp:
+        return one(at.mbar_arrive(slot(empty, use % 2)))
 
-        done = release(k) if o.current else when(const(0) < k, release(k - 1))
-        fill = loop(
-            j, 6,
-            at.mbar_wait(slot(empty, j % 2), ((j // 2) & 1) ^ 1),
-            expect(full, 2 * TILE, j % 2), load(a, full, j % 2), load(b, full, j % 2),
-        )  # fmt: skip
-        body = loop(
-            k, 6,
-            at.mbar_wait(slot(full, k % 2), (k // 2) & 1),
-            at.wgmma_fence(), wgmma(a, b, k.ne(0), k % 2), at.wgmma_commit(),
-            at.wgmma_wait(pending=0 if o.drain else 1),
-            done,
-        )  # fmt: skip
-        last: list[Body] = [] if o.current else [release(const(5))]
-        work = consumers(body, DRAIN, last)
-        return block(H200, (full, empty, a, b, ACC), producer(fill), work, warps=5)
-
-    table("current drain", build, lambda o: o.drain or not o.current, H200)
+    done = release(k) if o.current else when(const(0) < k, release(k - 1))
+    fill = loop(
+        j, 6,
+        at.mbar_wait(slot(empty, j % 2), ((j // 2) & 1) ^ 1),
+        expect(full, 2 * TILE, j % 2), load(a, full, j % 2), load(b, full, j % 2),
+    )  # fmt: skip
+    body = loop(
+        k, 6,
+        at.mbar_wait(slot(full, k % 2), (k // 2) & 1),
+        at.wgmma_fence(), wgmma(a, b, k.ne(0), k % 2), at.wgmma_commit(),
+        at.wgmma_wait(pending=0 if o.drain else 1),
+        done,
+    )  # fmt: skip
+    last: list[Body] = [] if o.current else [release(const(5))]
+    work = consumers(body, DRAIN, last)
+    return block(H200, (full, empty, a, b, ACC), producer(fill), work, warps=5)
 
 
 # -- barriers ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("user", ["tma", "threads"])
-def test_barrier_init_to_use(user):
+@truth("init fence sync", lambda o, user: o.init and (o.fence or user == "threads") and o.sync)
+def test_barrier_init_to_use(o: Options, user: str) -> UOp:
     """TMA sees the initialisation behind its fence; threads of the CTA need the barrier alone."""
     bar, flag = mbar("full", 1, 1), mbar("flag", 1, 1)
-
-    def build(o: Options) -> UOp:
-        init = [at.mbar_init(slot(bar)), at.mbar_init(slot(flag))]
-        prologue = elect(WARP.eq(0), o("init", *init), o("fence", at.fence_mbar_init()))
-        arrive = [expect(bar), load(A, bar)] if user == "tma" else [at.mbar_arrive(slot(bar))]
-        return kernel(
-            info(H200, (bar, flag, A, OUT), 2),
-            [prologue, *o("sync", at.cta_sync())],
-            role(Role("arriver", 1, 1, elected=True), arrive),
-            role(Role("waiter", 0, 1), wait(bar), [read(A)] if user == "tma" else []),
-        )
-
-    fenced = lambda o: o.fence or user == "threads"  # noqa: E731
-    table("init fence sync", build, lambda o: o.init and fenced(o) and o.sync, H200)
+    init = [at.mbar_init(slot(bar)), at.mbar_init(slot(flag))]
+    prologue = elect(WARP.eq(0), o("init", *init), o("fence", at.fence_mbar_init()))
+    arrive = [expect(bar), load(A, bar)] if user == "tma" else [at.mbar_arrive(slot(bar))]
+    return kernel(
+        info(H200, (bar, flag, A, OUT), 2),
+        [prologue, *o("sync", at.cta_sync())],
+        role(Role("arriver", 1, 1, elected=True), arrive),
+        role(Role("waiter", 0, 1), wait(bar), [read(A)] if user == "tma" else []),
+    )
 
 
-def test_barrier_init_to_a_peer():
+@truth("fence cta cluster", lambda o: o.fence and o.cluster)
+def test_barrier_init_to_a_peer(o: Options) -> UOp:
     bar = mbar("bar", 1, 1)
-
-    def build(o: Options) -> UOp:
-        meet = [at.cluster_arrive(), at.cluster_wait()]
-        prologue = elect(WARP.eq(0), at.mbar_init(slot(bar)), o("fence", at.fence_mbar_init()))
-        ring = one(at.mbar_arrive_peer(slot(bar), CTA_RANK ^ 1))
-        return kernel(
-            info(H200, (bar,), 1, cluster=2),
-            [prologue, *o("cta", at.cta_sync()), *o("cluster", *meet)],
-            role(Role("all", 0, 1), ring, wait(bar)),
-        )
-
-    table("fence cta cluster", build, lambda o: o.fence and o.cluster, H200)
+    meet = [at.cluster_arrive(), at.cluster_wait()]
+    prologue = elect(WARP.eq(0), at.mbar_init(slot(bar)), o("fence", at.fence_mbar_init()))
+    ring = one(at.mbar_arrive_peer(slot(bar), CTA_RANK ^ 1))
+    return kernel(
+        info(H200, (bar,), 1, cluster=2),
+        [prologue, *o("cta", at.cta_sync()), *o("cluster", *meet)],
+        role(Role("all", 0, 1), ring, wait(bar)),
+    )
 
 
-def test_named_barrier_hand_over():
+@truth("arrive wait", lambda o: o.arrive and o.wait)
+def test_named_barrier_hand_over(o: Options) -> UOp:
     """One warp arrives and goes on, the other waits."""
-
-    def build(o: Options) -> UOp:
-        writer: list[Body] = [write(A), *o("arrive", at.named_arrive(id=1, threads=64))]
-        reader: list[Body] = [*o("wait", at.named_sync(id=1, threads=64)), read(A)]
-        return block(
-            H200,
-            (A, OUT),
-            role(Role("writer", 0, 1), *writer),
-            role(Role("reader", 1, 1), *reader),
-            warps=2,
-        )
-
-    table("arrive wait", build, lambda o: o.arrive and o.wait, H200)
+    writer: list[Body] = [write(A), *o("arrive", at.named_arrive(id=1, threads=64))]
+    reader: list[Body] = [*o("wait", at.named_sync(id=1, threads=64)), read(A)]
+    return block(
+        H200,
+        (A, OUT),
+        role(Role("writer", 0, 1), *writer),
+        role(Role("reader", 1, 1), *reader),
+        warps=2,
+    )
 
 
 # -- clusters ---------------------------------------------------------------------------------
@@ -319,73 +280,63 @@ def multicast(bar: UOp, tile: UOp = A) -> UOp:
     )
 
 
-def test_multicast_needs_the_peers_release():
+@truth("own peer group", lambda o: o.own and o.peer and o.group)
+def test_multicast_needs_the_peers_release(o: Options) -> UOp:
     """A stage that both CTAs fill is free when the warps of both have released it."""
-
-    def build(o: Options) -> UOp:
-        arrivals = 4 * (o.own + o.peer)
-        empty = mbar("empty", 1, max(arrivals, 1))
-        fill: list[Body] = [expect(FULL, 2 * TILE), multicast(FULL), multicast(FULL, B)]
-        release: list[Body] = [
-            *o("own", at.mbar_arrive_peer(slot(empty), CTA_RANK)),
-            *o("peer", at.mbar_arrive_peer(slot(empty), CTA_RANK ^ 1)),
-        ]
-        between = wait(empty) if arrivals else None
-        use: list[Body] = [*multiply(), *o("group", DRAIN)]
-        return block(
-            H200,
-            (FULL, empty, A, B, ACC),
-            producer(fill, between, fill),
-            consumers(wait(FULL), use, one(*release), wait(FULL, 1), multiply(1), DRAIN),
-            warps=5,
-            cluster=2,
-        )
-
-    table("own peer group", build, lambda o: o.own and o.peer and o.group, H200)
+    arrivals = 4 * (o.own + o.peer)
+    empty = mbar("empty", 1, max(arrivals, 1))
+    fill: list[Body] = [expect(FULL, 2 * TILE), multicast(FULL), multicast(FULL, B)]
+    release: list[Body] = [
+        *o("own", at.mbar_arrive_peer(slot(empty), CTA_RANK)),
+        *o("peer", at.mbar_arrive_peer(slot(empty), CTA_RANK ^ 1)),
+    ]
+    between = wait(empty) if arrivals else None
+    use: list[Body] = [*multiply(), *o("group", DRAIN)]
+    return block(
+        H200,
+        (FULL, empty, A, B, ACC),
+        producer(fill, between, fill),
+        consumers(wait(FULL), use, one(*release), wait(FULL, 1), multiply(1), DRAIN),
+        warps=5,
+        cluster=2,
+    )
 
 
 @pytest.mark.parametrize("data", [True, False], ids=["generic reads", "wgmma reads"])
-def test_remote_arrive_with_and_without_data(data):
+@truth("over release acquire", lambda o, data: o.over and ((o.release and o.acquire) or not data))
+def test_remote_arrive_with_and_without_data(o: Options, data: bool) -> UOp:
     """Generic accesses are handed to a peer by release.cluster and acquire.cluster, behind a proxy
     fence; completed asynchronous reads by a relaxed arrive (practice of CUTLASS)."""
     empty = mbar("empty", 1, 8)
-
-    def build(o: Options) -> UOp:
-        release = at.mbar_release_peer if o.release else at.mbar_arrive_peer
-        acquire = at.mbar_wait_cluster if o.acquire else at.mbar_wait
-        fill: list[Body] = [expect(FULL, 2 * TILE), multicast(FULL), multicast(FULL, B)]
-        use: list[Body] = [read(A), read(B)] if data else [*multiply(), *o("over", DRAIN)]
-        again: list[Body] = [read(A), read(B)] if data else [*multiply(1)]
-        after: list[Body] = [*o("over", at.fence_proxy_async()), at.warp_sync()] if data else []
-        done = one(*(release(slot(empty), rank) for rank in range(2)))
-        return block(
-            H200,
-            (FULL, empty, A, B, ACC, OUT),
-            producer(fill, acquire(slot(empty), 0), fill),
-            consumers(wait(FULL), use, after, done, wait(FULL, 1), again, DRAIN),
-            warps=5,
-            cluster=2,
-        )
-
-    truth = (lambda o: o.over and o.release and o.acquire) if data else (lambda o: o.over)
-    table("over release acquire", build, truth, H200)
+    release = at.mbar_release_peer if o.release else at.mbar_arrive_peer
+    acquire = at.mbar_wait_cluster if o.acquire else at.mbar_wait
+    fill: list[Body] = [expect(FULL, 2 * TILE), multicast(FULL), multicast(FULL, B)]
+    use: list[Body] = [read(A), read(B)] if data else [*multiply(), *o("over", DRAIN)]
+    again: list[Body] = [read(A), read(B)] if data else [*multiply(1)]
+    after: list[Body] = [*o("over", at.fence_proxy_async()), at.warp_sync()] if data else []
+    done = one(*(release(slot(empty), rank) for rank in range(2)))
+    return block(
+        H200,
+        (FULL, empty, A, B, ACC, OUT),
+        producer(fill, acquire(slot(empty), 0), fill),
+        consumers(wait(FULL), use, after, done, wait(FULL, 1), again, DRAIN),
+        warps=5,
+        cluster=2,
+    )
 
 
-def test_every_phase_is_waited_for():
+@truth("see hear", lambda o: o.see and o.hear)
+def test_every_phase_is_waited_for(o: Options) -> UOp:
     """Somebody must have seen a phase before the next one is opened, and the arriver must know."""
     bar, back = mbar("bar", 1, 1), mbar("back", 1, 1)
-
-    def build(o: Options) -> UOp:
-        arrive, answer = at.mbar_arrive(slot(bar)), at.mbar_arrive(slot(back))
-        return block(
-            H200,
-            (bar, back),
-            role(Role("arriver", 0, 1), one(arrive, o("hear", wait(back)), arrive)),
-            role(Role("waiter", 1, 1), one(o("see", wait(bar)), answer, wait(bar, 1))),
-            warps=2,
-        )
-
-    table("see hear", build, lambda o: o.see and o.hear, H200)
+    arrive, answer = at.mbar_arrive(slot(bar)), at.mbar_arrive(slot(back))
+    return block(
+        H200,
+        (bar, back),
+        role(Role("arriver", 0, 1), one(arrive, o("hear", wait(back)), arrive)),
+        role(Role("waiter", 1, 1), one(o("see", wait(bar)), answer, wait(bar, 1))),
+        warps=2,
+    )
 
 
 # -- one warp -----------------------------------------------------------------------------------
@@ -396,78 +347,64 @@ def lonely(storage: tuple[UOp, ...], *body: Body) -> UOp:
     return block(H200, storage, role(Role("only", 0, 1), *body), warps=1)
 
 
-def test_lanes_of_a_warp_hand_over():
+@truth("meet", lambda o: o.meet)
+def test_lanes_of_a_warp_hand_over(o: Options) -> UOp:
     """What lanes stored, others of the warp may read when all have met."""
-
-    def build(o: Options) -> UOp:
-        return lonely((A, OUT), write(A), o("meet", at.warp_sync()), read(A))
-
-    table("meet", build, lambda o: o.meet, H200)
+    return lonely((A, OUT), write(A), o("meet", at.warp_sync()), read(A))
 
 
-def test_copies_refill_a_stage():
+@truth("first second again", lambda o: o.first == o.second or not o.again)
+def test_copies_refill_a_stage(o: Options) -> UOp:
     """A stage that is read again is refilled whole, or not at all."""
     halves = [slot(A, 0, begin, TILE // 2) for begin in (0, TILE // 2)]
     source = UOp(Op.SLOT, (global_tensor("C"), const(0), const(0)), (1, 1))
     first, second = (at.copy_async(h, LANE << 4, param("C"), LANE, source) for h in halves)
     landed = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
-
-    def build(o: Options) -> UOp:
-        refill = [o("first", first), o("second", second), landed]
-        begin = [first, second, landed, read(A), at.warp_sync()]
-        return lonely((A, OUT), begin, refill, o("again", read(A)))
-
-    table("first second again", build, lambda o: o.first == o.second or not o.again, H200)
+    refill: list[Body] = [o("first", first), o("second", second), landed]
+    begin: list[Body] = [first, second, landed, read(A), at.warp_sync()]
+    return lonely((A, OUT), begin, refill, o("again", read(A)))
 
 
-def test_sums_in_memory():
+@truth("begin add", lambda o: o.begin == o.add)
+def test_sums_in_memory(o: Options) -> UOp:
     """Nothing is added to a sum that was read until it is begun anew, and then something is."""
     bins, one, meet = smem("bins", 512, 1), frag("one", 1, "b32"), at.warp_sync()
     begin = [at.zero_shared(slot(bins), begun=True), meet]
     count = [at.mov(slot(one), 1), at.put_place(slot(bins), LANE << 2, 1, slot(one)), meet]
-
-    def build(o: Options) -> UOp:
-        again = [*o("begin", *begin), *o("add", *count), read(bins)]
-        return lonely((bins, OUT, one), begin, count, read(bins), meet, again)
-
-    table("begin add", build, lambda o: o.begin == o.add, H200)
+    again = [*o("begin", *begin), *o("add", *count), read(bins)]
+    return lonely((bins, OUT, one), begin, count, read(bins), meet, again)
 
 
 # -- grids and registers ----------------------------------------------------------------------
 
 
-def test_dependent_launch():
+@truth("own other late", lambda o: o.own or o.other)
+def test_dependent_launch(o: Options) -> UOp:
     """The wait of another warp serves if a barrier follows it."""
-
-    def build(o: Options) -> UOp:
-        loads: list[Body] = [*o("own", at.grid_wait()), expect(FULL), load(A, FULL)]
-        whole = kernel(
-            type(base := info(H200, (FULL, A, OUT), 2))(**{**base.__dict__, "dependent": True}),
-            elect(WARP.eq(0), at.mbar_init(slot(FULL)), at.fence_mbar_init()),
-            when(WARP.eq(0), *o("other", at.grid_wait())),
-            at.cta_sync(),
-            *o("late", when(WARP.eq(0), at.grid_wait())),
-            role(Role("loader", 1, 1, elected=True), loads),
-            role(Role("reader", 0, 1), wait(FULL), read(A)),
-        )
-        return whole
-
-    table("own other late", build, lambda o: o.own or o.other, H200)
+    loads: list[Body] = [*o("own", at.grid_wait()), expect(FULL), load(A, FULL)]
+    whole = kernel(
+        type(base := info(H200, (FULL, A, OUT), 2))(**{**base.__dict__, "dependent": True}),
+        elect(WARP.eq(0), at.mbar_init(slot(FULL)), at.fence_mbar_init()),
+        when(WARP.eq(0), *o("other", at.grid_wait())),
+        at.cta_sync(),
+        *o("late", when(WARP.eq(0), at.grid_wait())),
+        role(Role("loader", 1, 1, elected=True), loads),
+        role(Role("reader", 0, 1), wait(FULL), read(A)),
+    )
+    return whole
 
 
-def test_register_split():
+@truth("give take", lambda o: o.give or not o.take)
+def test_register_split(o: Options) -> UOp:
     """What one warpgroup takes another must have given: 168 registers a lane at launch."""
 
-    def build(o: Options) -> UOp:
-        def change(up: bool, registers: int) -> UOp:
-            return at.set_max_registers(direction="inc" if up else "dec", registers=registers)
+    def change(up: bool, registers: int) -> UOp:
+        return at.set_max_registers(direction="inc" if up else "dec", registers=registers)
 
-        return block(
-            H200,
-            (),
-            role(Role("producer", 8, 4), o("give", change(False, 40))),
-            role(Role("consumer", 0, 8), o("take", change(True, 232))),
-            warps=12,
-        )
-
-    table("give take", build, lambda o: o.give or not o.take, H200)
+    return block(
+        H200,
+        (),
+        role(Role("producer", 8, 4), o("give", change(False, 40))),
+        role(Role("consumer", 0, 8), o("take", change(True, 232))),
+        warps=12,
+    )

@@ -18,7 +18,7 @@ from tests.machine.test_truth_blackwell import (
     readers,
     wait,
 )
-from tests.machine.truth import OUT, TILE, A, B, D, Options, block, expect, load, table
+from tests.machine.truth import OUT, TILE, A, B, D, Options, block, expect, load, truth
 
 #: 128 rows of 16-bit weights: K of 16
 P, HALVES = tmem("p", 16), frag("halves", 8, "b32")
@@ -31,66 +31,60 @@ MULTIPLY = at.tcgen05_mma_held(
 VALUES_HERE = [expect(FULL, TILE), load(B, FULL), wait(FULL), AFTER]
 
 
-def test_st_to_mma_of_another_warp() -> None:
-    def build(o: Options) -> UOp:
-        body: list[Body] = [
-            PUT, o("wait_st", at.tcgen05_wait_st()), o("before", BEFORE),
-            o("arrive", at.mbar_arrive(slot(READY))), wait(DONE), AFTER, at.tcgen05_wait_st(),
-        ]  # fmt: skip
-        work: list[Body] = [o("wait", wait(READY)), o("after", AFTER), MULTIPLY, commit(DONE)]
-        return block(B200, STORAGE, issuer(VALUES_HERE, work), readers(*body, BEFORE), warps=5)
+@truth(
+    "wait_st before arrive wait after",
+    lambda o: o.wait_st and o.before and o.arrive and o.wait and o.after,
+    B200,
+)
+def test_st_to_mma_of_another_warp(o: Options) -> UOp:
+    body: list[Body] = [
+        PUT, o("wait_st", at.tcgen05_wait_st()), o("before", BEFORE),
+        o("arrive", at.mbar_arrive(slot(READY))), wait(DONE), AFTER, at.tcgen05_wait_st(),
+    ]  # fmt: skip
+    work: list[Body] = [o("wait", wait(READY)), o("after", AFTER), MULTIPLY, commit(DONE)]
+    return block(B200, STORAGE, issuer(VALUES_HERE, work), readers(*body, BEFORE), warps=5)
 
-    truth = lambda o: o.wait_st and o.before and o.arrive and o.wait and o.after  # noqa: E731
-    table("wait_st before arrive wait after", build, truth, B200)
+
+def _overwritten(o: Options) -> bool:
+    seen = o.commit and o.wait and o.after
+    return (o.commit or not o.wait) and (seen or not o.over)
 
 
-def test_mma_reads_a_to_mma_overwrites_it() -> None:
+@truth("over commit wait after", _overwritten, B200)
+def test_mma_reads_a_to_mma_overwrites_it(o: Options) -> UOp:
     """Products with different accumulators run in any order: only a commit orders them."""
-
-    def build(o: Options) -> UOp:
-        body: list[Body] = [
-            PUT, at.tcgen05_wait_st(), BEFORE, at.mbar_arrive(slot(READY)), wait(DONE), AFTER,
-        ]  # fmt: skip
-        over = at.tcgen05_mma(
-            slot(P), slot(A), slot(B), 0,
-            cta_group=1, idesc=2, a_step=0, b_step=0, a_desc=0, b_desc=0,
-        )  # fmt: skip
-        again = at.tcgen05_mma(
-            slot(D), slot(A), slot(B), 0,
-            cta_group=1, idesc=1, a_step=0, b_step=0, a_desc=0, b_desc=0,
-        )  # fmt: skip
-        work: list[Body] = [
-            wait(READY), AFTER, MULTIPLY, o("commit", commit(AGAIN)), o("wait", wait(AGAIN)),
-            o("after", AFTER), over if o.over else again, commit(DONE),
-        ]  # fmt: skip
-        return block(B200, STORAGE, issuer(OPERANDS, work), readers(*body), warps=5)
-
-    def truth(o: Options) -> bool:
-        seen = o.commit and o.wait and o.after
-        return (o.commit or not o.wait) and (seen or not o.over)
-
-    table("over commit wait after", build, truth, B200)
+    body: list[Body] = [
+        PUT, at.tcgen05_wait_st(), BEFORE, at.mbar_arrive(slot(READY)), wait(DONE), AFTER,
+    ]  # fmt: skip
+    over = at.tcgen05_mma(
+        slot(P), slot(A), slot(B), 0,
+        cta_group=1, idesc=2, a_step=0, b_step=0, a_desc=0, b_desc=0,
+    )  # fmt: skip
+    again = at.tcgen05_mma(
+        slot(D), slot(A), slot(B), 0,
+        cta_group=1, idesc=1, a_step=0, b_step=0, a_desc=0, b_desc=0,
+    )  # fmt: skip
+    work: list[Body] = [
+        wait(READY), AFTER, MULTIPLY, o("commit", commit(AGAIN)), o("wait", wait(AGAIN)),
+        o("after", AFTER), over if o.over else again, commit(DONE),
+    ]  # fmt: skip
+    return block(B200, STORAGE, issuer(OPERANDS, work), readers(*body), warps=5)
 
 
-def test_mma_reads_a_to_st() -> None:
+@truth("wait after", lambda o: o.wait and o.after, B200)
+def test_mma_reads_a_to_st(o: Options) -> UOp:
     """Weights of the next step are stored when those of this one have been read."""
-
-    def build(o: Options) -> UOp:
-        body: list[Body] = [
-            PUT, at.tcgen05_wait_st(), BEFORE, at.mbar_arrive(slot(READY)),
-            o("wait", wait(DONE)), o("after", AFTER), PUT, at.tcgen05_wait_st(), BEFORE,
-        ]  # fmt: skip
-        work: list[Body] = [wait(READY), AFTER, MULTIPLY, commit(DONE), wait(DONE), AFTER]
-        return block(B200, STORAGE, issuer(VALUES_HERE, work), readers(*body), warps=5)
-
-    table("wait after", build, lambda o: o.wait and o.after, B200)
+    body: list[Body] = [
+        PUT, at.tcgen05_wait_st(), BEFORE, at.mbar_arrive(slot(READY)),
+        o("wait", wait(DONE)), o("after", AFTER), PUT, at.tcgen05_wait_st(), BEFORE,
+    ]  # fmt: skip
+    work: list[Body] = [wait(READY), AFTER, MULTIPLY, commit(DONE), wait(DONE), AFTER]
+    return block(B200, STORAGE, issuer(VALUES_HERE, work), readers(*body), warps=5)
 
 
-def test_st_to_st_of_one_warp() -> None:
-    def build(o: Options) -> UOp:
-        body: list[Body] = [
-            PUT, o("wait_st", at.tcgen05_wait_st()), PUT[1], at.tcgen05_wait_st(), BEFORE
-        ]  # fmt: skip
-        return block(B200, STORAGE, readers(*body), warps=4)
-
-    table("wait_st", build, lambda o: o.wait_st, B200)
+@truth("wait_st", lambda o: o.wait_st, B200)
+def test_st_to_st_of_one_warp(o: Options) -> UOp:
+    body: list[Body] = [
+        PUT, o("wait_st", at.tcgen05_wait_st()), PUT[1], at.tcgen05_wait_st(), BEFORE
+    ]  # fmt: skip
+    return block(B200, STORAGE, readers(*body), warps=4)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check
@@ -63,6 +66,24 @@ def table(
             wrong.append(f"{sorted(o.on)}: {'safe, but refused: ' if told else 'accepted'}{told}")
     assert verdicts == {True, False}, "the truth is constant"
     assert not wrong, "\n".join(wrong)
+
+
+def truth(
+    names: str, safe: Callable[..., bool], dev: Device = H200
+) -> Callable[[Callable[..., UOp]], Callable[..., None]]:
+    """Make a test of what builds a kernel from options: `table` of it, as parametrised."""
+
+    def made(build: Callable[..., UOp]) -> Callable[..., None]:
+        def test(**given: Any) -> None:
+            table(names, partial(build, **given), partial(safe, **given), dev)
+
+        parameters = list(inspect.signature(build).parameters.values())[1:]
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        test.__doc__, test.__name__ = build.__doc__, build.__name__
+        test.table = names.split(), safe, dev  # type: ignore[attr-defined]
+        return test
+
+    return made
 
 
 def atoms(tree: UOp, name: str) -> list[tuple[tuple[int, ...], UOp]]:

@@ -74,8 +74,7 @@ def test_legal_by_mask_means_proven_and_assembled(m, n, k, pick, dev, dtype):  #
     p = problem(m, n, k, dtype)
     found = space(p, dev)
     s = found.strategy(int(found.codes[pick % len(found)]))
-    kernel = compile_kernel(p, s, dev)
-    assert kernel.sass.ok
+    assert compile_kernel(p, s, dev).sass.ok
 
 
 @pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)

@@ -108,8 +108,7 @@ def test_the_libraries_that_it_asks_for_can_be_made(decoder: Any, tmp_path: Path
 
     from ptxflow.eval.sample.ranges import find_ranges
 
-    shape = decoder.Shape()
-    wanted = decoder_libraries.wanted(shape, tmp_path)
+    wanted = decoder_libraries.wanted(decoder.Shape(), tmp_path)
     assert wanted.keys() == {
         "norm", "sampling", "attention", "n6144_k4096", "n4096_k4096_residual", "n28672_k4096",
         "n4096_k14336_residual", "n128256_k4096",

@@ -47,8 +47,7 @@ INDEXER_AXES = {"batch_size": 3, "max_num_pages": 10, "num_pages": 20}
 
 
 def test_indexer_work_is_counted() -> None:
-    given = load(dsa_indexer.NAME).to_json()
-    p = dsa_indexer.INDEXER.problem(given, INDEXER_AXES)
+    p = dsa_indexer.INDEXER.problem(load(dsa_indexer.NAME).to_json(), INDEXER_AXES)
     keys = 20 * 64  # fewer pages than the tables have room for
     assert p.flops == 2 * 64 * 128 * keys and p.bound(H200) == "memory"
     assert p.bytes == keys * 132 + 3 * 64 * 132 + 4 * (3 + 20 + 3 * 256)
@@ -73,8 +72,7 @@ def test_entries_and_digits_are_enough(dev: Device, topk: int) -> None:
 def test_long_rows_of_the_indexer_want_clusters() -> None:
     """One sequence alone: several CTAs choose sooner than one."""
     p = dsa_indexer.problem(1, 2048)
-    found = space(p)
-    f = found.fields()
+    f = space(p).fields()
     speed = model_tflops(dsa_indexer.INDEXER, f, p, H200)
     assert f.ctas[speed.argmax()] > 1 and speed[f.ctas == 1].max() < speed.max()
 
@@ -153,8 +151,7 @@ NAME = "gqa_paged_decode_h32_kv8_d128_ps1"
 
 
 def test_gqa_decode_work_is_counted() -> None:
-    given = load(NAME)
-    p = gqa_decode.DECODE.problem(given.to_json(), gqa_decode.axes(16, 16384))
+    p = gqa_decode.DECODE.problem(load(NAME).to_json(), gqa_decode.axes(16, 16384))
     assert p.flops == 4 * 32 * 128 * 16384 and p.dtype == "bfloat16"
     tables = 17 + 16 + 16384
     assert p.bytes == 2 * 2 * 16384 * 8 * 128 + 2 * 2 * 16 * 32 * 128 + 4 * (16 * 32 + tables)
@@ -299,8 +296,7 @@ def test_the_workspace_holds_what_every_routing_needs() -> None:
 
 
 def test_row_tiles_follow_a_binomial() -> None:
-    rng = np.random.default_rng(0)
-    counts = rng.binomial(1000, 8 / 256, 200_000)
+    counts = np.random.default_rng(0).binomial(1000, 8 / 256, 200_000)
     for tile in (8, 64, 128):
         assert row_tiles(1000, tile) == pytest.approx(np.ceil(counts / tile).mean(), rel=0.01)
 

@@ -102,8 +102,7 @@ def test_compiler_and_env_import_without_torch_and_cuda() -> None:
 
 
 def test_gfn_is_torchgfn_even_from_the_root() -> None:
-    done = python("-c", "import gfn; print(gfn.__file__)")
-    found = Path(done.stdout.strip()).resolve()
+    found = Path(python("-c", "import gfn; print(gfn.__file__)").stdout.strip()).resolve()
     assert found.parent.parent.name == "site-packages"
 
 

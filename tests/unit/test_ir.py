@@ -60,8 +60,7 @@ def test_identities_change_nothing(name: str, b: int):
 
 
 def test_sites_name_the_caller():
-    statement = at.cta_sync()
-    assert statement.site.startswith("tests/unit/test_ir.py:")
+    assert at.cta_sync().site.startswith("tests/unit/test_ir.py:")
 
 
 def test_edit_replaces_and_deletes_in_place():

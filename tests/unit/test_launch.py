@@ -35,8 +35,7 @@ def test_anything_else_is_refused(expr: str):
 
 @pytest.mark.parametrize(("dev", "name", "s"), CASES, ids=IDS)
 def test_launches(dev, name, s):  # type: ignore[no-untyped-def]
-    p = problem_for(s)
-    launch = GEMM.launch(p, s, dev)
+    launch = GEMM.launch(problem_for(s), s, dev)
     assert Launch.from_json(json.loads(json.dumps(launch.to_json()))) == launch
     for m in (1, 100, 4096, 16294):
         grid = evaluate(launch.grid[0], {"M": m})

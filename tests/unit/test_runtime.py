@@ -125,8 +125,7 @@ def test_a_tensor_map_is_encoded_into_aligned_storage() -> None:
 
 def test_a_launch_carries_grid_cluster_stream_and_parameters() -> None:
     cuda = FakeCuda()
-    kernel = LoadedKernel(LAUNCH, b"\x7fELF", Driver(cuda))
-    kernel.bind(ADDRESSES, AXES)(stream=0x55)
+    LoadedKernel(LAUNCH, b"\x7fELF", Driver(cuda)).bind(ADDRESSES, AXES)(stream=0x55)
     seen = cuda.launch
     assert seen["grid"] == [6, 4, 1] and seen["block"] == [384, 1, 1] and seen["smem"] == 200_000
     assert seen["stream"] == 0x55 and seen["function"] == 0xF00D and seen["extra"] is None

@@ -69,8 +69,7 @@ def test_a_reward_depends_on_the_strategy_alone(fitted: Surrogate) -> None:
 
 def test_far_from_the_data_it_is_the_model_with_a_wide_margin() -> None:
     """A choice that was never measured: no correction of one strategy against another is known."""
-    space = gemm_space(256, 512, 1024)
-    held = observed(space, 4000)
+    held = observed(gemm_space(256, 512, 1024), 4000)
     decision = next(d for d in GEMM.decisions if d.name == "tile_k")
     unseen = getattr(held.fields(), decision.name) == decision.choices[-1]
     known = held.pick(~unseen)
@@ -164,8 +163,7 @@ def test_what_cannot_be_used_is_refused_in_one_line(
     assert "other decisions or features" in refusal() and "retired=1" in refusal()
     file.write_bytes(whole)
     with monkeypatch.context() as changed:
-        slower = replace(cost.RATES["h200"], launch_s=9e-6)
-        changed.setitem(cost.RATES, "h200", slower)
+        changed.setitem(cost.RATES, "h200", replace(cost.RATES["h200"], launch_s=9e-6))
         assert "the cost model has changed" in refusal() and "share.mma" in refusal()
     read(file)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ptxflow.eval.bench.baselines.baseline import Baseline, Given, Maker, Unsupported, computing
+from ptxflow.eval.bench.baselines.baseline import Baseline, Given, Unsupported, computing
 
 WORKSPACE = 128 << 20  # bytes, as FlashInfer advises
 LAYOUT = "NHD"  # of a page: slots, heads, dimensions
@@ -73,73 +73,57 @@ def _running(wrapper: Any, given: Given, *tensors: Any) -> Baseline:
     return computing(lambda: wrapper.run(*tensors, **out), lambda: _sighted(given))
 
 
-def gqa_decode(tensor_cores: bool) -> Maker:
+def gqa_decode(given: Given, tensor_cores: bool) -> Baseline:
     """FlashInfer's paged decoding, on tensor cores (its fa2 prefill) or not."""
-
-    def make(given: Given) -> Baseline:
-        t, q, k = given.tensors, given.tensors["q"], given.tensors["k_cache"]
-        name = "BatchDecodeWithPagedKVCacheWrapper"
-        wrapper = _wrapper(given, "flashinfer", name, LAYOUT, use_tensor_cores=tensor_cores)
-        page, kv_heads, dim = k.shape[1:]
-        wrapper.plan(
-            t["kv_indptr"], t["kv_indices"], _last_page(given, page), q.shape[1], kv_heads, dim,
-            page, q_data_type=q.dtype, kv_data_type=k.dtype, sm_scale=given.scalars["sm_scale"],
-        )  # fmt: skip
-        return _running(wrapper, given, q, (k, t["v_cache"]))
-
-    return make
+    t, q, k = given.tensors, given.tensors["q"], given.tensors["k_cache"]
+    name = "BatchDecodeWithPagedKVCacheWrapper"
+    wrapper = _wrapper(given, "flashinfer", name, LAYOUT, use_tensor_cores=tensor_cores)
+    page, kv_heads, dim = k.shape[1:]
+    wrapper.plan(
+        t["kv_indptr"], t["kv_indices"], _last_page(given, page), q.shape[1], kv_heads, dim,
+        page, q_data_type=q.dtype, kv_data_type=k.dtype, sm_scale=given.scalars["sm_scale"],
+    )  # fmt: skip
+    return _running(wrapper, given, q, (k, t["v_cache"]))
 
 
-def paged_prefill(backend: str) -> Maker:
+def paged_prefill(given: Given, backend: str) -> Baseline:
     """FlashInfer's causal prefill over pages, by FlashAttention-2 or 3."""
-
-    def make(given: Given) -> Baseline:
-        t, q, k = given.tensors, given.tensors["q"], given.tensors["k_cache"]
-        name = "BatchPrefillWithPagedKVCacheWrapper"
-        wrapper = _wrapper(given, "flashinfer", name, LAYOUT, backend=backend)
-        page, kv_heads, dim = k.shape[1:]
-        wrapper.plan(
-            t["qo_indptr"], t["kv_indptr"], t["kv_indices"], _last_page(given, page), q.shape[1],
-            kv_heads, dim, page, causal=True, sm_scale=given.scalars["sm_scale"],
-            q_data_type=q.dtype, kv_data_type=k.dtype,
-        )  # fmt: skip
-        return _running(wrapper, given, q, (k, t["v_cache"]))
-
-    return make
+    t, q, k = given.tensors, given.tensors["q"], given.tensors["k_cache"]
+    name = "BatchPrefillWithPagedKVCacheWrapper"
+    wrapper = _wrapper(given, "flashinfer", name, LAYOUT, backend=backend)
+    page, kv_heads, dim = k.shape[1:]
+    wrapper.plan(
+        t["qo_indptr"], t["kv_indptr"], t["kv_indices"], _last_page(given, page), q.shape[1],
+        kv_heads, dim, page, causal=True, sm_scale=given.scalars["sm_scale"],
+        q_data_type=q.dtype, kv_data_type=k.dtype,
+    )  # fmt: skip
+    return _running(wrapper, given, q, (k, t["v_cache"]))
 
 
-def ragged_prefill(backend: str) -> Maker:
+def ragged_prefill(given: Given, backend: str) -> Baseline:
     """FlashInfer's causal prefill over packed keys and values, by FlashAttention-2 or 3."""
-
-    def make(given: Given) -> Baseline:
-        t, q, k = given.tensors, given.tensors["q"], given.tensors["k"]
-        name = "BatchPrefillWithRaggedKVCacheWrapper"
-        wrapper = _wrapper(given, "flashinfer", name, LAYOUT, backend=backend)
-        wrapper.plan(
-            t["qo_indptr"], t["kv_indptr"], q.shape[1], k.shape[1], k.shape[2], causal=True,
-            sm_scale=given.scalars["sm_scale"], q_data_type=q.dtype, kv_data_type=k.dtype,
-        )  # fmt: skip
-        return _running(wrapper, given, q, k, t["v"])
-
-    return make
+    t, q, k = given.tensors, given.tensors["q"], given.tensors["k"]
+    name = "BatchPrefillWithRaggedKVCacheWrapper"
+    wrapper = _wrapper(given, "flashinfer", name, LAYOUT, backend=backend)
+    wrapper.plan(
+        t["qo_indptr"], t["kv_indptr"], q.shape[1], k.shape[1], k.shape[2], causal=True,
+        sm_scale=given.scalars["sm_scale"], q_data_type=q.dtype, kv_data_type=k.dtype,
+    )  # fmt: skip
+    return _running(wrapper, given, q, k, t["v"])
 
 
-def mla(backend: str) -> Maker:
+def mla(given: Given, backend: str) -> Baseline:
     """FlashInfer's MLA, decoding or causal prefill, by its kernels of that name."""
-
-    def make(given: Given) -> Baseline:
-        t, q, cache = given.tensors, given.tensors["q_nope"], given.tensors["ckv_cache"]
-        name = "BatchMLAPagedAttentionWrapper"
-        wrapper = _wrapper(given, "flashinfer.mla", name, backend=backend)
-        one_each = torch.arange(len(t["kv_indptr"]), dtype=torch.int32, device=q.device)
-        wrapper.plan(
-            t.get("qo_indptr", one_each), t["kv_indptr"], t["kv_indices"], _lengths(given)[1],
-            q.shape[1], q.shape[2], t["q_pe"].shape[2], cache.shape[1], "qo_indptr" in t,
-            given.scalars["sm_scale"], q.dtype, cache.dtype,
-        )  # fmt: skip
-        return _running(wrapper, given, q, t["q_pe"], cache, t["kpe_cache"])
-
-    return make
+    t, q, cache = given.tensors, given.tensors["q_nope"], given.tensors["ckv_cache"]
+    name = "BatchMLAPagedAttentionWrapper"
+    wrapper = _wrapper(given, "flashinfer.mla", name, backend=backend)
+    one_each = torch.arange(len(t["kv_indptr"]), dtype=torch.int32, device=q.device)
+    wrapper.plan(
+        t.get("qo_indptr", one_each), t["kv_indptr"], t["kv_indices"], _lengths(given)[1],
+        q.shape[1], q.shape[2], t["q_pe"].shape[2], cache.shape[1], "qo_indptr" in t,
+        given.scalars["sm_scale"], q.dtype, cache.dtype,
+    )  # fmt: skip
+    return _running(wrapper, given, q, t["q_pe"], cache, t["kpe_cache"])
 
 
 def torch_sdpa(given: Given) -> Baseline:

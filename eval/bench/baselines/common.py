@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -37,11 +38,7 @@ def torch_reference(given: Given) -> Baseline:
 def called(formula: Formula, arguments: Arguments) -> Maker:
     """A formula in torch, operation by operation, or a library's function: of arguments that are
     made before it is timed, and made again before it is compared."""
-
-    def make(given: Given) -> Baseline:
-        return _of(formula, arguments, given)
-
-    return make
+    return partial(_of, formula, arguments)
 
 
 def compiled(formula: Formula, arguments: Arguments) -> Maker:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -74,30 +75,30 @@ BASELINES: dict[str, dict[str, Maker]] = {
     "gqa_paged": {
         COPY: common.copy,
         "torch": common.torch_reference,
-        "flashinfer": attention.gqa_decode(tensor_cores=False),
-        "flashinfer-tensor-cores": attention.gqa_decode(tensor_cores=True),
+        "flashinfer": partial(attention.gqa_decode, tensor_cores=False),
+        "flashinfer-tensor-cores": partial(attention.gqa_decode, tensor_cores=True),
     },
     "mla_paged": {
         COPY: common.copy,
         "torch": common.torch_reference,
-        "flashinfer-fa2": attention.mla("fa2"),
-        "flashinfer-fa3": attention.mla("fa3"),
+        "flashinfer-fa2": partial(attention.mla, backend="fa2"),
+        "flashinfer-fa3": partial(attention.mla, backend="fa3"),
     },
     "gqa_paged" + PREFILL: {
         COPY: common.copy,
-        "flashinfer-fa2": attention.paged_prefill("fa2"),
-        "flashinfer-fa3": attention.paged_prefill("fa3"),
+        "flashinfer-fa2": partial(attention.paged_prefill, backend="fa2"),
+        "flashinfer-fa3": partial(attention.paged_prefill, backend="fa3"),
     },
     "gqa_ragged" + PREFILL: {
         COPY: common.copy,
         "torch.sdpa": attention.torch_sdpa,
-        "flashinfer-fa2": attention.ragged_prefill("fa2"),
-        "flashinfer-fa3": attention.ragged_prefill("fa3"),
+        "flashinfer-fa2": partial(attention.ragged_prefill, backend="fa2"),
+        "flashinfer-fa3": partial(attention.ragged_prefill, backend="fa3"),
     },
     "mla_paged" + PREFILL: {
         COPY: common.copy,
-        "flashinfer-fa2": attention.mla("fa2"),
-        "flashinfer-fa3": attention.mla("fa3"),
+        "flashinfer-fa2": partial(attention.mla, backend="fa2"),
+        "flashinfer-fa3": partial(attention.mla, backend="fa3"),
     },
 }
 
