@@ -76,7 +76,7 @@ def choose(
     seed: int,
 ) -> Sequences:
     """Sequences that have the problem's axes: those given, or uneven ones, of which one has more
-    queries than keys, unless two have many. ValueError where the given ones do not have the axes.
+    queries than keys, or two of latents. ValueError where the given ones do not have the axes.
     """
     axes, count = dict(problem.axes), sequence_count(problem)
     page = axes.get("page_size", 1)
@@ -87,7 +87,7 @@ def choose(
         idle = int(seed % 2 and page > 1 and count > 2 and total > 1)  # a page without a token
         pages = _uneven(count, total - idle, rng)
         keys = _fill(pages, page, asked, rng)
-        if asked is not None and count == 2 and total * page > 2 * UNLIKE:
+        if "head_dim_ckv" in axes and count == 2 and total * page > 2 * UNLIKE:
             keys = _two(total, page)
             pages = -(-keys // page)
         elif asked is not None:
