@@ -165,54 +165,37 @@ def near_tiles(self: schedule.Work, step: Value) -> Any:
 GROUPED = next(s for device, _, s in gemm.CASES if device is H200 and s.raster_group > 1)
 Plant = tuple[Any, str, Callable[..., Any], Any, Any]
 PLANTS: dict[str, Plant] = {
-    "E1 another chunk": (
-        Combine, "unit", other_chunk, gqa_decode.problem(), gqa_decode.strategy(tiles=16)
-    ),
-    "E3 other heads": (
-        Span, "query_row", first_heads, gqa_decode.problem(), gqa_decode.strategy()
-    ),
-    "E4 later sequences, decoding": (
-        Search, "find", first_step, gqa_decode.problem(), gqa_decode.strategy()
-    ),
-    "E4 later sequences, prefill": (
-        schedule, "loop", first_turn, gqa_prefill.problem(64), gqa_prefill.strategy()
-    ),
-    "E9 raster groups": (
-        Tiling, "origin", first_raster, gemm.problem(m=581, n=1024, k=1024), GROUPED
-    ),
-    "E10 the 32nd turn": (
-        Ring, "wait_full", late_parity, gemm.problem_for(gemm.CASES[0][2]), gemm.CASES[0][2]
-    ),
-    "E8 blocks of the second product": (
-        Grouped, "weight_scale", first_block, moe.problem(), moe.strategy()
-    ),
+    "E1 another chunk": (Combine, "unit", other_chunk, gqa_decode.problem(),
+        gqa_decode.strategy(tiles=16)),
+    "E3 other heads": (Span, "query_row", first_heads, gqa_decode.problem(), gqa_decode.strategy()),
+    "E4 later sequences, decoding": (Search, "find", first_step, gqa_decode.problem(),
+        gqa_decode.strategy()),
+    "E4 later sequences, prefill": (schedule, "loop", first_turn, gqa_prefill.problem(64),
+        gqa_prefill.strategy()),
+    "E9 raster groups": (Tiling, "origin", first_raster, gemm.problem(m=581, n=1024, k=1024),
+        GROUPED),
+    "E10 the 32nd turn": (Ring, "wait_full", late_parity, gemm.problem_for(gemm.CASES[0][2]),
+        gemm.CASES[0][2]),
+    "E8 blocks of the second product": (Grouped, "weight_scale", first_block, moe.problem(),
+        moe.strategy()),
     "E8 the last choice": (Sum, "_choices", other_choice, moe.problem(), moe.strategy()),
     "E8 tokens from 1,024 on": (Sum, "_choices", near_tokens, moe.problem(), moe.strategy()),
-    "E6 mixed lists": (
-        AttendToLists, "_look", first_rows, dsa_sparse.problem(), dsa_sparse.strategy()
-    ),
-    "E5 another chunk of MLA": (
-        Parts, "stats_of", other_part, mla.problem(), mla.decode(chunk=768)
-    ),
-    "E6 long lists": (
-        Lists, "entry", short_list, dsa_sparse.problem(topk=2048), dsa_sparse.strategy()
-    ),
-    "E7 the second turn of a sweep": (
-        select, "loop", one_turn, dsa_indexer.problem(), dsa_indexer.strategy()
-    ),
-    "E7 ranks over 0 of a cluster": (
-        Select, "sweep", far_ranks, dsa_indexer.problem(), dsa_indexer.strategy(ctas=2)
-    ),
-    "E11 later tiles of keys": (
-        schedule.Work, "tile_at", near_tiles, gqa_prefill.problem(64), gqa_prefill.strategy()
-    ),
-    "another query head of a delta net": (
-        Kernel, "_load_token", even_heads, gdn_decode.problem(), gdn_decode.strategy()
-    ),
-    "another query head of a delta net's prefill": (
-        ChunkWarps, "_streams", even_queries,
-        gdn_prefill.problem(queries=4, values=8), gdn_prefill.strategy(),
-    ),
+    "E6 mixed lists": (AttendToLists, "_look", first_rows, dsa_sparse.problem(),
+        dsa_sparse.strategy()),
+    "E5 another chunk of MLA": (Parts, "stats_of", other_part, mla.problem(),
+        mla.decode(chunk=768)),
+    "E6 long lists": (Lists, "entry", short_list, dsa_sparse.problem(topk=2048),
+        dsa_sparse.strategy()),
+    "E7 the second turn of a sweep": (select, "loop", one_turn, dsa_indexer.problem(),
+        dsa_indexer.strategy()),
+    "E7 ranks over 0 of a cluster": (Select, "sweep", far_ranks, dsa_indexer.problem(),
+        dsa_indexer.strategy(ctas=2)),
+    "E11 later tiles of keys": (schedule.Work, "tile_at", near_tiles, gqa_prefill.problem(64),
+        gqa_prefill.strategy()),
+    "another query head of a delta net": (Kernel, "_load_token", even_heads, gdn_decode.problem(),
+        gdn_decode.strategy()),
+    "another query head of a delta net's prefill": (ChunkWarps, "_streams", even_queries,
+        gdn_prefill.problem(queries=4, values=8), gdn_prefill.strategy()),
 }  # fmt: skip
 
 
@@ -227,18 +210,12 @@ def test_what_small_indices_hide_is_found(name: str, monkeypatch: pytest.MonkeyP
 #: (problem, strategy, what is changed, in which statement, which of those)
 ONE_MORE = {
     "a tile of queries that begins a token earlier": (
-        gqa_prefill.problem(),
-        gqa_prefill.strategy(share=2, stages=1, overlap=0),
-        "64 to 63 in mul in parity",
-        "mbar_wait(v_full)",
-        0,
+        gqa_prefill.problem(), gqa_prefill.strategy(share=2, stages=1, overlap=0),
+        "64 to 63 in mul in parity", "mbar_wait(v_full)", 0,
     ),
     "the entry behind the last of a list": (
-        dsa_indexer.problem(),
-        dsa_indexer.strategy(),
-        "lt of one more in inside",
-        "put_place(chosen",
-        1,
+        dsa_indexer.problem(), dsa_indexer.strategy(), "lt of one more in inside",
+        "put_place(chosen", 1,
     ),
     **{
         f"a list with room for one more, by {name}": (
@@ -268,6 +245,10 @@ ONE_MORE = {
     "tokens behind a query, where a sequence ends in a tile's first rows": (
         mla.problem(prefill=True), mla.prefill(queries=1, parts=1),
         "sub's left operand alone in inside", "hide(score0_", 0,
+    ),
+    "tokens behind a query of a later sequence in parts": (
+        mla.problem(prefill=True), mla.prefill(parts=8), "q_end to q_begin in sub in inside",
+        "hide(score0_", 0,
     ),
     "no lane that stores log-sum-exps of chunks": (
         mla.problem(), mla.decode(), "4 to 0 in lt in inside", "st_global(lse, lse, c_", 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ptxflow.compiler.family import PartialSums, Problem, Size
 
+UNLIKE = 113  # tokens behind the full pages of the first of two sequences; the second has one there
+
 
 def sized(
     p: Problem, sequences: int, queries: int, tokens: int, least: int = 1, spare: int = 2

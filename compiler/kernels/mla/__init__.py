@@ -8,7 +8,7 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.attention import held_of, sized, summed
+from ptxflow.compiler.kernels.attention import UNLIKE, held_of, sized, summed
 from ptxflow.compiler.kernels.mla import cost, decisions
 from ptxflow.compiler.kernels.mla.attend import Attend
 from ptxflow.compiler.kernels.mla.blackwell import DIMS, Blackwell
@@ -193,10 +193,12 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Heads of full size: made sums of chunks; sequences of several chunks or parts; in prefill
-    some that end anywhere in a tile; many, few of which have tokens, and whose look-up takes
-    several steps; a ring beyond its 32nd turn, in prefill under queries that see one token of the
-    last tile or none, which ends a last part that is a tile shorter, or an odd number of tiles."""
+    """Heads of full size: two sequences whose last chunks, or parts under a query, have full tiles
+    and one key, lack one or end elsewhere in a tile; made sums of chunks; where parts are few,
+    sequences of several, and some that end anywhere in a tile; many, few of which have tokens, and
+    whose look-up takes several steps; a ring beyond its 32nd turn, in prefill under queries that
+    see one token of the last tile or none, which ends a last part that is a tile shorter, or an odd
+    number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
@@ -205,14 +207,15 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return Size(sized(p, count, queries, tokens), None, some)
 
     turn = (2 * k.stages + 1) * k.tile + 3
-    cut = 2 * k.chunk + k.tile + 3 if k.chunk else turn * min(k.cut, 3)
+    full = (k.chunk or 2 * k.stages * k.tile) + k.tile if k.decodes else max(4, k.cut) * k.tile
+    few = k.cut <= 2 and not k.decodes
     share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
     tiles = share * k.cut - (k.cut > 1)
     sizes = (
-        *([size(1, 2 * k.queries - 1, 4 * k.tile + 1)] if k.cut <= 2 and not k.decodes else []),
+        size(2, max(5, 3 * k.queries + 1), 2 * full + page + UNLIKE),
         *([summed(p, k.chunk, int(s.sum_chunks))] if k.chunk else []),
-        size(3, 2 * k.queries + 3, cut),
-        *([] if k.decodes else [size(4, 8 * k.queries, 4 * max(29, page))]),
+        *([size(3, 2 * k.queries + 3, turn * k.cut)] if few else []),
+        *([size(4, 8 * k.queries, 4 * max(29, page))] if few else []),
         size(34, 12, 10 * page, (0 if k.cut == 1 else 32, 8)),
         size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),
     )

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels.attention import UNLIKE
 from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, poisoned, stored
 
@@ -75,7 +76,7 @@ def choose(
     seed: int,
 ) -> Sequences:
     """Sequences that have the problem's axes: those given, or uneven ones, of which one has more
-    queries than keys. Raises ValueError where the given ones do not have the axes.
+    queries than keys, or two of latents. ValueError where the given ones do not have the axes.
     """
     axes, count = dict(problem.axes), sequence_count(problem)
     page = axes.get("page_size", 1)
@@ -86,7 +87,10 @@ def choose(
         idle = int(seed % 2 and page > 1 and count > 2 and total > 1)  # a page without a token
         pages = _uneven(count, total - idle, rng)
         keys = _fill(pages, page, asked, rng)
-        if asked is not None:
+        if "head_dim_ckv" in axes and count == 2 and total * page > 2 * UNLIKE:
+            keys = _two(total, page)
+            pages = -(-keys // page)
+        elif asked is not None:
             _shorten(keys, pages, page, max(1, (asked - 2) // 3))
         elif count > 2:
             _shorten(keys, pages, page, FEW)
@@ -119,6 +123,12 @@ def _uneven(count: int, total: int, rng: np.random.Generator) -> Ints:
     return pages + rng.multinomial(total - pages.sum(), weight / weight.sum())
 
 
+def _two(total: int, page: int) -> Ints:
+    """Keys of two sequences: as many full pages, and one token, or UNLIKE of them."""
+    full, last = total - 1 + UNLIKE // -page, np.array([UNLIKE, 1])
+    return page * np.array([full - full // 2, full // 2]) + last
+
+
 def _fill(pages: Ints, page: int, asked: int | None, rng: np.random.Generator) -> Ints:
     """Tokens in the pages: last pages are full in part, unless there are too many queries; that of
     a sequence alone has one token."""
@@ -146,7 +156,8 @@ def _shorten(keys: Ints, pages: Ints, page: int, most: int) -> None:
 def _ask(keys: Ints, total: int, rng: np.random.Generator) -> Ints:
     """Queries of each sequence: at most its keys; some where there are none, more if keys are few;
     and one more than there are keys in the shortest. Where they can be 1, 2, 3 and so on, or 2 or 4
-    times that, they are, the most where keys are or are not unlike in the others."""
+    times that, they are, the most where keys are or are not unlike in the others. Of two with many
+    keys the first has a third."""
     steps = len(keys) * (len(keys) + 1) // 2
     if len(keys) > 3 and total in (steps, 2 * steps, 4 * steps):
         rows = rng.permutation(total // steps * np.arange(1, len(keys) + 1))
@@ -154,6 +165,8 @@ def _ask(keys: Ints, total: int, rng: np.random.Generator) -> Ints:
         most = int(np.argmax(rows))
         rows[[unlike, most]] = rows[[most, unlike]]
         return rows
+    if len(keys) == 2 and keys.min() > max(total, UNLIKE):
+        return np.array([first := (total + 1) // 3, total - first])
     tokens = int(keys.sum())
     idle = max(2, total // len(keys)) if total > tokens // 2 else 2
     rows = rng.multivariate_hypergeometric(keys, min(total, tokens), method="marginals")
