@@ -8,7 +8,7 @@ whose columns alternate.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import ALIKE, each, pieces, written
+from ptxflow.compiler.atoms.threads import ALIKE, each, written
 from ptxflow.compiler.ir import UOp
 
 SIGN = 0x80000000
@@ -89,25 +89,6 @@ instruction(
 )
 
 
-def _dot_text(use: UOp, text: dict[str, str]) -> str:
-    """Products to the sums in turn, so that an addition need not wait for the one before."""
-    sums = pieces(text["dst"])
-    lines = []
-    for i, (a, b) in enumerate(zip(pieces(text["a"]), pieces(text["b"]), strict=True)):
-        total = sums[i % len(sums)]
-        begun = i >= len(sums)
-        lines.append(
-            f"fma.rn.f32 {total}, {a}, {b}, {total};" if begun else f"mul.rn.f32 {total}, {a}, {b};"
-        )
-    return "\n".join(lines)
-
-
-instruction(
-    "dot_f32(dst: frag w, a b: frag*n r)",
-    _dot_text,
-    "9.7.3 fma: sums of products of the lane's own registers, to the results in turn",
-    rules=(Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),),
-)
 instruction(
     "replace_zero(dst: frag*1 w, src: frag*1 r)",
     each("setp.eq.f32 %pw, {src}, 0f00000000;\nselp.f32 {dst}, 0f{value:08X}, {src}, %pw;"),

@@ -260,6 +260,15 @@ def fma(a: Float32, b: Float32, c: Float32) -> Float32:
     return a.apply(at.fma_f32, b, c)
 
 
+def dot(a: Float32, b: Float32, n: int, begin: Float32 | None = None) -> Float32:
+    """Sums of products of registers i, i + n, ... for each i below n: an addition need not wait for
+    the one before."""
+    total = begin or a[:n] * b[:n]
+    for i in range(0 if begin else n, a.n, n):
+        total = fma(a[i : i + n], b[i : i + n], total)
+    return total
+
+
 def times(a: Float32, factor: float, plus: float = 0.0) -> Float32:
     """a factor + plus, of constants, with one rounding."""
     return a.apply(at.fma_constants, factor=float_bits(factor), summand=float_bits(plus))

@@ -44,7 +44,7 @@ ATTRIBUTES = {
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
 COUNTS = {
     ("pack", "src"): 8, ("st_global_narrow", "src"): 1, ("movmatrix", "dst"): 1,
-    ("movmatrix", "src"): 1, ("unpack", "dst"): 8, ("add_squares", "src"): 8,
+    ("movmatrix", "src"): 1, ("unpack", "dst"): 8,
     ("ld_global_narrow", "dst"): 1, ("replace_zero", "dst"): 1, ("replace_zero", "src"): 1,
     ("exp2_rows", "scale"): 1, ("shift_exp2", "scale"): 1, ("mma_16816", "b"): 2,
     ("shuffle_from", "dst"): 1, ("shuffle_from", "src"): 1, ("count_lanes", "dst"): 1,
