@@ -64,6 +64,8 @@ arithmetic("relu_f32", "dst src", "max.f32 {dst}, {src}, 0f00000000;", "9.7.3 ma
 arithmetic(
     "minus_abs_f32", "dst src", f"or.b32 {{dst}}, {{src}}, 0x{SIGN:X};", "9.7.8 or: sets the sign"
 )
+arithmetic("max_u32", "dst a b", "max.u32 {dst}, {a}, {b};", "9.7.1 max of integers", ALIKE)
+arithmetic("abs_f32", "dst src", "and.b32 {dst}, {src}, 0x7FFFFFFF;", "9.7.8 and: without sign")
 arithmetic("max_f32", "dst a b", "max.f32 {dst}, {a}, {b};", "9.7.3 max")
 arithmetic("min_f32", "dst a b", "min.f32 {dst}, {a}, {b};", "9.7.3 min")
 arithmetic(

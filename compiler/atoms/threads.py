@@ -213,17 +213,3 @@ instruction(
     "add.u32 %ra, {src_reg}, {offset};\nld.shared.b32 {dst}, [%ra];",
     "9.7.9.8 ld of one register",
 )
-
-
-def _column_text(use: UOp, text: dict[str, str]) -> str:
-    lines = [f"add.u32 %ra, {text['src_reg']}, {text['offset']};"]
-    for i, d in enumerate(pieces(text["dst"])):
-        lines.append(f"ld.shared.b32 {d}, [%ra+{i * use.arg.attr('pitch')}];")
-    return "\n".join(lines)
-
-
-instruction(
-    "ld_shared_column(dst: frag w, src: smem r, offset: value)",
-    _column_text,
-    "9.7.9.8 ld of registers one by one, from places that are `pitch` bytes apart",
-)

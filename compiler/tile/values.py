@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.table import Held
@@ -180,6 +180,9 @@ class Vector:
         return out
 
 
+V = TypeVar("V", bound=Vector)
+
+
 @dataclass(frozen=True, eq=False)
 class UInt32(Vector):
     """Integers, or whatever 32 bits there are."""
@@ -188,6 +191,10 @@ class UInt32(Vector):
     def value(self) -> UOp:
         """Of the one register, as places and conditions take it: see `ir.value_of`."""
         return value_of(self.slot)
+
+    def __iadd__(self, other: UInt32) -> Self:
+        emit(at.sum_u32(self, self, other))
+        return self
 
     def unpack(self, dtype: str, **attrs: str) -> Float32:
         """Of pairs of 16 bits in a register, each of them."""
@@ -247,8 +254,8 @@ class Float32(Vector):
         return out
 
 
-def maximum(a: Float32, b: Float32) -> Float32:
-    return a.apply(at.max_f32, b)
+def maximum(a: V, b: V) -> V:
+    return a.apply(at.max_u32 if isinstance(a, UInt32) else at.max_f32, b)
 
 
 def minimum(a: Float32, b: Float32) -> Float32:
