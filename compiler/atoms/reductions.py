@@ -62,8 +62,8 @@ instruction(
     defaults=(("begun", False), ("unread", "dst")),
 )
 instruction(
-    "weigh(dst: frag*1 w, src: frag*1 r)",
-    written("", *weigh("{src}", "{dst}")),
+    "weigh(dst: frag*n w, src: frag*n r)",
+    each("\n".join(weigh("{src}", "{dst}"))),
     "9.7.9.22 cvt: the weight of an element",
 )
 instruction(

@@ -59,11 +59,10 @@ COUNTS |= {
 #: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
 SINGLE = {
     "tally", "tally_either", "sum_of_ranges", "pick_bin", "goal_of_p", "choose", "sift", "refine",
-    "settle", "pick_segment", "locate", "philox",
+    "settle",
 }  # fmt: skip
 COUNTS |= {
-    ("tally", "src"): 8, ("tally_either", "src"): 8, ("sift", "src"): 8, ("philox", "dst"): 4,
-    ("philox", "state"): 4, ("pick_segment", "dst"): 4, ("pick_segment", "uniform"): 2,
+    ("tally", "src"): 8, ("tally_either", "src"): 8, ("sift", "src"): 8,
 }  # fmt: skip
 COUNTS |= {(name, "found"): 4 for name in SINGLE} | {(name, "window"): 2 for name in SINGLE}
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
@@ -117,7 +116,8 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
 
 #: operands whose sizes hang together, or attributes of one family: known from its kernels
 IN_KERNELS = {
-    "promote", "pack_fp8", "st_global_fp8", "sort_key", "count_entries", "pick_digit", "gather_entries", "outrank", "put_place",
+    "promote", "pack_fp8", "st_global_fp8", "sort_key", "count_entries", "pick_digit",
+    "gather_entries", "outrank", "put_place",
 }  # fmt: skip
 GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]
 

@@ -30,10 +30,11 @@ def goal_of_k(k: UInt32) -> UInt32:
 
 def whole_kept(total: UInt32, key: UInt32, ties: UInt32) -> UInt32:
     """The mass above a threshold, and that of its ties."""
-    return total.registers.uint32(_weight(key) * ties.value + total.value)
+    return total.registers.uint32(weight(key) * ties.value + total.value)
 
 
-def _weight(key: UInt32) -> UOp:
+def weight(key: UInt32) -> UOp:
+    """Of an element."""
     return key.registers.of(at.weigh, key).value
 
 
@@ -95,5 +96,5 @@ def ties_of_rest(ties: UInt32, total: UInt32, goal: UInt32, key: UInt32) -> UInt
 
 def _until(goal: UOp, key: UInt32) -> UOp:
     """As many elements equal to a key as bring their weights, 1 at least, above a goal."""
-    weight = _weight(key)
-    return (goal // (weight + weight.eq(0))).min(MANY - 1) + 1
+    each = weight(key)
+    return (goal // (each + each.eq(0))).min(MANY - 1) + 1

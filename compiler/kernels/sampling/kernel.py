@@ -21,7 +21,7 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, var
 from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
 from ptxflow.compiler.ir.storage import global_tensor, part, rectangle, slot, smem
-from ptxflow.compiler.kernels.sampling import decisions, filters
+from ptxflow.compiler.kernels.sampling import decisions, draw, filters
 from ptxflow.compiler.kernels.sampling.decisions import ALIGN, LINE, REGISTERS, SHARED
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT, SAMPLE
 from ptxflow.compiler.launch import GENERATOR
@@ -197,7 +197,7 @@ class Kernel:
         with where(FIRST & CTA_RANK.eq(0) if self.ctas > 1 else FIRST):
             state = self.r.uint32(width=4)
             emit(load_global(state.slot, GENERATOR, 0, param(PRESENT), (0, 0, 1, 4)))
-            uniform = self.r.of(at.philox, state, *map(param, RANDOM), self.row, n=2)
+            uniform = draw.philox(state, [*map(param, RANDOM)], self.row)
         emit(meet(self.ctas))
         return bins, uniform
 
@@ -289,16 +289,15 @@ class Kernel:
         self, search: Threshold, key: UInt32, ties: Ties, window: UInt32, uniform: UInt32
     ) -> None:
         """The sample, in the order of indices: where a random number falls among what is kept."""
-        *_, base, index, _, tile = search.operands
+        *_, index, _, tile = search.operands
         shares, equal = slot(self.shares), slot(self.equal)
         emit(at.settle(shares, equal, key, window, *search.operands, **search.attrs))
         emit(at.cta_sync())
         token = self.r.uint32(width=2)
         with where(FIRST):
-            found = self.r.of(at.pick_segment, shares, equal, key, ties(), uniform, n=4,
-                              segments=self.segments)  # fmt: skip
-            emit(at.locate(token[0], found, key, base, index, tile, size=self.size,
-                           vector=self.width, vocab=self.vocab))  # fmt: skip
+            found = draw.pick_segment(shares, equal, self.segments, key, ties().value, uniform)
+            sizes = self.size, self.width, self.vocab
+            token[0].set(draw.locate(key, *found, index, tile, *sizes))
             emit(at.mov(token[1], 0))
             place = (self.row, 0, 1, 1)
             emit(store_global("samples", self.row, token.slot, place, LANE.eq(0), element=SAMPLE))
