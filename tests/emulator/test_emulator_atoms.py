@@ -31,7 +31,7 @@ HINTS: dict[str, tuple[Any, ...]] = {  # of loads and stores that have defaults 
     "prefetch": (0, 256),
     "copies": (1, 4),
     "peers": (1, 4),
-    "ranges": (0, 8),
+    "rounding": ("rni", "rzi"),
 }
 ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
@@ -58,13 +58,12 @@ COUNTS |= {
 }
 #: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
 SINGLE = {
-    "tally", "tally_either", "sum_of_ranges", "pick_bin", "goal_of_p", "choose", "sift", "refine",
-    "settle",
+    "tally", "tally_either", "choose", "sift", "refine", "settle",
 }  # fmt: skip
 COUNTS |= {
     ("tally", "src"): 8, ("tally_either", "src"): 8, ("sift", "src"): 8,
 }  # fmt: skip
-COUNTS |= {(name, "found"): 4 for name in SINGLE} | {(name, "window"): 2 for name in SINGLE}
+COUNTS |= {(name, "window"): 2 for name in SINGLE}
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
 MODULE = """
 .version 8.8
@@ -116,8 +115,8 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
 
 #: operands whose sizes hang together, or attributes of one family: known from its kernels
 IN_KERNELS = {
-    "promote", "pack_fp8", "st_global_fp8", "sort_key", "count_entries", "pick_digit",
-    "gather_entries", "outrank", "put_place",
+    "promote", "pack_fp8", "st_global_fp8", "sort_key", "count_entries", "gather_entries",
+    "outrank", "put_place",
 }  # fmt: skip
 GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]
 

@@ -138,7 +138,7 @@ ROW = Row(
             "a multiplier of the generator": ("3449720151", "3449720153"),
         }),
         _planted("p", P, {
-            "an eighth of p": ("shr.u64 %_m, %_m, 31;", "shr.u64 %_m, %_m, 34;"),
+            "an eighth of p": (re.compile(r"0f4F000000;(\n\tcvt\.rzi)"), r"0f4D800000;\1"),
             "the other side": (
                 re.compile(r"setp\.ge(\.u32 (%p\d+), .*;\n\tselp\.u32 %r\d+, 1, 0, \2;)"),
                 r"setp.lt\1",

@@ -100,7 +100,7 @@ def test_a_relaxed_cluster_barrier():
 
     def build(o: Options) -> UOp:
         meet = RELAXED if o.relaxed else MEET
-        look: list[Body] = [at.ld_peer_v4(slot(OUT), slot(A), 0, PEER)]
+        look: list[Body] = [at.ld_peer(slot(OUT), slot(A), 0, PEER)]
         init = [at.mbar_init(slot(ARRIVED)), *o("fence", at.fence_mbar_init())]
         return kernel(
             info(H200, (ARRIVED, A, OUT), 1, cluster=2),
@@ -141,7 +141,7 @@ def test_reading_a_peers_memory():
     """Generic writes, a cluster barrier, the peer's reads, and nobody leaves before those."""
 
     def build(o: Options) -> UOp:
-        look = at.ld_peer_v4(slot(OUT), slot(A), 0, PEER)
+        look = at.ld_peer(slot(OUT), slot(A), 0, PEER)
         return kernel(
             info(H200, (A, OUT), 1, cluster=2),
             role(Role("writer", 0, 1), write(A)),

@@ -326,7 +326,7 @@ class Kernel:
             own = target[i * width : (i + 1) * width]
             place = (LANE % self.sharers + turn * self.sharers) * (4 * width)
             if self.ctas > 1:
-                out.append(at.ld_peer_v4(own, every, place, rank))
+                out.append(at.ld_peer(own, every, place, rank))
             else:
                 load = at.ld_shared if width == 1 else at.ld_shared_v4
                 out.append(load(own, every, place))

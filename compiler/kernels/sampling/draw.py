@@ -15,6 +15,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.candidates import SHARE
 from ptxflow.compiler.ir.nodes import LANE, UOp, alu, const
 from ptxflow.compiler.kernels.sampling.filters import weight
+from ptxflow.compiler.tile.bins import running, told
 from ptxflow.compiler.tile.tensors import Place, load_global
 from ptxflow.compiler.tile.values import Registers, UInt32, emit
 
@@ -40,17 +41,13 @@ def philox(state: UInt32, words: Sequence[UOp], row: UOp) -> UInt32:
 
 def _before(r: Registers, x: UOp) -> tuple[UOp, UOp]:
     """What lower lanes have, and these and the lane."""
-    end = r.of(at.scan_lanes, r.uint32(x)).value
+    end = running(r, x)
     return end - x, end
 
 
 def _ends(r: Registers, values: Sequence[UOp]) -> list[UOp]:
     """What the first values add up to, the first two, ... and all."""
     return list(accumulate(values, lambda a, b: r.uint32(a + b).value))
-
-
-def _from(r: Registers, x: UOp, lane: UOp | int) -> UOp:
-    return r.of(at.shuffle_from, r.uint32(x), lane).value
 
 
 def pick_segment(
@@ -74,7 +71,7 @@ def pick_segment(
         reduce(add, x) for x in zip(*(held(s, s < count) for s in segments), strict=True)
     )
     (mass0, mass1), (equal0, equal1) = _before(r, mass), _before(r, equal)
-    whole = kept(*(_from(r, x, WARP_SIZE - 1) for x in (mass1, equal1)))
+    whole = kept(*(told(r, x, WARP_SIZE - 1) for x in (mass1, equal1)))
     low, high = (x.value for x in uniform.each())
     carried = alu("mulhi", low, whole)
     goal = alu("mulhi", high, whole) + (high * whole + carried < carried)
@@ -83,7 +80,7 @@ def pick_segment(
     lane = first & (WARP_SIZE - 1)
     segment, there = lane * own + LANE, (own > LANE) & first.ne(WARP_SIZE)
     mass, equal = held(segment, (segment < count) & there)
-    begins = [_from(r, x, lane) for x in (mass0, equal0)]
+    begins = [told(r, x, lane) for x in (mass0, equal0)]
     (mass0, mass1), (equal0, equal1) = (
         tuple(begin + x for x in _before(r, own_))
         for begin, own_ in zip(begins, (mass, equal), strict=True)
@@ -93,7 +90,7 @@ def pick_segment(
     first = r.of(at.first_lane, hit).value
     which = first & (WARP_SIZE - 1)
     found = r.either(first.ne(WARP_SIZE), lane * own + which + 1, 0).value
-    return found, _from(r, goal - start, which), _from(r, allowed - equal0.min(allowed), which)
+    return found, told(r, goal - start, which), told(r, allowed - equal0.min(allowed), which)
 
 
 def locate(
