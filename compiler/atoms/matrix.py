@@ -8,7 +8,6 @@ stores or loads one, two or four registers at a place of its own.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.reductions import scan_lanes
 from ptxflow.compiler.atoms.table import instruction
 from ptxflow.compiler.atoms.threads import written
 from ptxflow.compiler.ir import UOp
@@ -54,8 +53,17 @@ instruction(
 )
 instruction(
     "scan_lanes(dst: frag*1 w, src: frag*1 r) warp",
-    written("b32 up, pred p", "mov.b32 {dst}, {src};", *scan_lanes("{dst}", "%_up", "%_p")),
-    "9.7.9.6 shfl.sync.up: the sum of the lane's integer and those of the lanes before",
+    written(
+        "",
+        "mov.b32 {dst}, {src};",
+        *(
+            f"shfl.sync.up.b32 %ra|%pw, {{dst}}, {1 << i}, 0, 0xFFFFFFFF;\n"
+            "@%pw add.{dtype} {dst}, {dst}, %ra;"
+            for i in range(5)
+        ),
+    ),
+    "9.7.9.6 shfl.sync.up: the sum of the lane's number and those of the lanes before",
+    defaults=(("dtype", "u32"),),
 )
 
 

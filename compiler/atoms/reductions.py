@@ -39,17 +39,6 @@ def skip_unless_any(predicates: list[str], label: str) -> list[str]:
     return [*lines, f"vote.sync.any.pred %_some, %_some, {ALL_LANES};", f"@!%_some bra {label};"]
 
 
-def scan_lanes(value: str, other: str, predicate: str) -> list[str]:
-    """An inclusive sum over the lanes, in place."""
-    lines = []
-    for step in (1, 2, 4, 8, 16):
-        lines += [
-            f"shfl.sync.up.b32 {other}|{predicate}, {value}, {step}, 0, {ALL_LANES};",
-            f"@{predicate} add.u32 {value}, {value}, {other};",
-        ]
-    return lines
-
-
 instruction(
     "zero_shared(dst: smem*512 w)",
     written(

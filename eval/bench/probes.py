@@ -48,7 +48,7 @@ ATTRS = {
 VALUES = {"inside": "%yes", "lane": "%lane", "accumulate": "1", "rank": "%peer", "greater": "%yes"}
 LONGEST = 24  # lines of PTX of a step
 #: rows that ptxas would fold with themselves: an addition stands between them
-PAIRED = ("unpack", "reciprocal_f32", "minus_abs_f32", "abs_f32", "movmatrix", "sum_u32", "max_u32")
+PAIRED = ("unpack", "reciprocal_f32", "abs_f32", "movmatrix", "sum_u32", "max_u32")
 
 
 @dataclass(frozen=True)

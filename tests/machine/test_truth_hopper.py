@@ -409,7 +409,7 @@ def test_copies_refill_a_stage():
     """A stage that is read again is refilled whole, or not at all."""
     halves = [slot(A, 0, begin, TILE // 2) for begin in (0, TILE // 2)]
     source = UOp(Op.SLOT, (global_tensor("C"), const(0), const(0)), (1, 1))
-    first, second = (at.copy_async(h, LANE << 4, param("C"), LANE, source) for h in halves)
+    first, second = (at.copy_async(h, LANE << 4, param("C"), LANE, 1, source) for h in halves)
     landed = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
 
     def build(o: Options) -> UOp:
