@@ -11,7 +11,6 @@ from ptxflow.compiler.atoms import (  # noqa: F401  importing them fills the tab
     candidates,
     common,
     copies,
-    draws,
     hopper,
     indexing,
     matrix,

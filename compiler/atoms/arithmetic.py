@@ -8,11 +8,8 @@ whose columns alternate.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import ALIKE, each, pieces, written
+from ptxflow.compiler.atoms.threads import ALIKE, each
 from ptxflow.compiler.ir import UOp
-
-SIGN = 0x80000000
-WARP = 32
 
 
 def _in_turn(use: UOp) -> bool:
@@ -61,9 +58,8 @@ arithmetic(
 arithmetic("sum_u32", "dst a b", "add.u32 {dst}, {a}, {b};", "9.7.1.1 add of integers", ALIKE)
 arithmetic("div_f32", "dst a b", "div.rn.f32 {dst}, {a}, {b};", "9.7.3.8 div.rn")
 arithmetic("relu_f32", "dst src", "max.f32 {dst}, {src}, 0f00000000;", "9.7.3 max: with 0")
-arithmetic(
-    "minus_abs_f32", "dst src", f"or.b32 {{dst}}, {{src}}, 0x{SIGN:X};", "9.7.8 or: sets the sign"
-)
+arithmetic("max_u32", "dst a b", "max.u32 {dst}, {a}, {b};", "9.7.1 max of integers", ALIKE)
+arithmetic("abs_f32", "dst src", "and.b32 {dst}, {src}, 0x7FFFFFFF;", "9.7.8 and: without sign")
 arithmetic("max_f32", "dst a b", "max.f32 {dst}, {a}, {b};", "9.7.3 max")
 arithmetic("min_f32", "dst a b", "min.f32 {dst}, {a}, {b};", "9.7.3 min")
 arithmetic(
@@ -89,41 +85,8 @@ instruction(
 )
 
 
-def _dot_text(use: UOp, text: dict[str, str]) -> str:
-    """Products to the sums in turn, so that an addition need not wait for the one before."""
-    sums = pieces(text["dst"])
-    lines = []
-    for i, (a, b) in enumerate(zip(pieces(text["a"]), pieces(text["b"]), strict=True)):
-        total = sums[i % len(sums)]
-        begun = i >= len(sums)
-        lines.append(
-            f"fma.rn.f32 {total}, {a}, {b}, {total};" if begun else f"mul.rn.f32 {total}, {a}, {b};"
-        )
-    return "\n".join(lines)
-
-
-instruction(
-    "dot_f32(dst: frag w, a b: frag*n r)",
-    _dot_text,
-    "9.7.3 fma: sums of products of the lane's own registers, to the results in turn",
-    rules=(Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),),
-)
 instruction(
     "replace_zero(dst: frag*1 w, src: frag*1 r)",
     each("setp.eq.f32 %pw, {src}, 0f00000000;\nselp.f32 {dst}, 0f{value:08X}, {src}, %pw;"),
     "9.7.6 setp, selp: a constant, given as float32 bits, where the value is zero",
-)
-
-
-instruction(
-    "prefix_sum(dst: frag*1 rw) warp",
-    written(
-        "",
-        *(
-            f"shfl.sync.up.b32 %ra|%pw, {{dst}}, {1 << i}, 0, 0xFFFFFFFF;\n"
-            "@%pw add.rn.f32 {dst}, {dst}, %ra;"
-            for i in range(WARP.bit_length() - 1)
-        ),
-    ),
-    "9.7.9.6 shfl.sync.up: to every lane's value those of the lanes before are added",
 )

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.common import _ISA_TMA, _TMA_RULES
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import each, pieces, scoped, written
-from ptxflow.compiler.ir import UOp
-
-LOG2E_NEGATED = "0fBFB8AA3B"
+from ptxflow.compiler.atoms.threads import each, written
 
 instruction(
     "tma_load_5d(dst: smem w async mbar, map: map, c0 c1 c2 c3 c4: value, bar: mbar) one -> "
@@ -54,12 +51,6 @@ instruction(
 )
 
 
-def _picked(use: UOp, registers: list[str], index: int) -> str:
-    """The register that the attribute `order` gives the register `index`, in turn."""
-    order: tuple[int, ...] = use.arg.attr("order")
-    return registers[order[index % len(order)]]
-
-
 _ORDERED = Rule(
     "the order names registers that there are",
     lambda u: all(i < u.src[-1].arg for i in u.arg.attr("order")),
@@ -73,77 +64,6 @@ instruction(
     "register i is number order[i], in turn",
     (_ORDERED,),
 )
-instruction(
-    "scale_picked(dst: frag*n w, src: frag*n r, factor: frag r)",
-    each("mul.rn.f32 {dst}, {src}, {factor};", picked="factor"),
-    "9.7.3.5 mul: the factor of register i is number order[i], in turn",
-    (_ORDERED,),
-)
-
-
-def _gated(x: str, gate: str, to: str) -> list[str]:
-    """x gate / (1 + e^-gate), by %_e."""
-    return [
-        f"mul.rn.f32 %_e, {gate}, {LOG2E_NEGATED};",
-        "ex2.approx.ftz.f32 %_e, %_e;",
-        "add.rn.f32 %_e, %_e, 0f3F800000;",
-        "rcp.approx.ftz.f32 %_e, %_e;",
-        f"mul.rn.f32 %_e, {gate}, %_e;",
-        f"mul.rn.f32 {to}, {x}, %_e;",
-    ]
-
-
-def _silu_text(use: UOp, text: dict[str, str]) -> str:
-    apart, src = use.arg.attr("apart"), pieces(text["src"])
-    lines = []
-    for i, d in enumerate(pieces(text["dst"])):
-        first = i // apart * 2 * apart + i % apart
-        lines += _gated(src[first], src[first + apart], d)
-    return scoped("f32 e", lines)
-
-
-instruction(
-    "silu_gate(dst: frag*n w, src: frag*2n r)",
-    _silu_text,
-    "9.7.3 ex2, rcp: x g / (1 + e^-g); of each `apart` registers x, the gates g are the next",
-    sass=("ex2.approx",),
-    rules=(Rule("there are whole groups", lambda u: u.src[0].arg % u.arg.attr("apart") == 0),),
-)
-
-
-instruction(
-    "gate_across(dst: frag*n w, src: frag*n r) warp",
-    each(
-        "shfl.sync.bfly.b32 %_o, {src}, {lanes}, 31, 0xFFFFFFFF;\n"
-        "selp.f32 %_g, {src}, %_o, %_p;\n"
-        "selp.f32 %_o, %_o, {src}, %_p;\n" + "\n".join(_gated("%_o", "%_g", "{dst}")),
-        temps="f32 o g e, b32 high, pred p",
-        begin="and.b32 %_high, %lane, {lanes};\nsetp.ne.u32 %_p, %_high, 0;",
-    ),
-    "9.7.9.6 shfl.sync.bfly, 9.7.3 ex2, rcp: x g / (1 + e^-g); of two lanes that are `lanes` "
-    "apart the upper one has the gate g, and both get the result",
-    sass=("ex2.approx", "shfl.sync.bfly"),
-)
-
-
-def _largest_text(use: UOp, text: dict[str, str]) -> str:
-    results = pieces(text["dst"])
-    lines = [f"mov.b32 {d}, 0;" for d in results]
-    for i, s in enumerate(pieces(text["src"])):
-        d = _picked(use, results, i)
-        lines += [f"and.b32 %ra, {s}, 0x7FFFFFFF;", f"max.u32 {d}, {d}, %ra;"]
-    return "\n".join(lines)
-
-
-instruction(
-    "largest(src: frag r, dst: frag w)",
-    _largest_text,
-    "9.7.3 max: the largest magnitude of registers; register i goes to result order[i], in "
-    "turn. Floats without sign compare as their bits do",
-    rules=(_ORDERED,),
-)
-
-
 instruction(
     "pack_fp8(dst: frag*n w, src: frag*4n r)",
     each(

@@ -14,42 +14,31 @@ from ptxflow.compiler.ir import UOp
 
 CHUNK = 16  # bytes of a lane
 LINE = 128  # bytes of eight lanes
-AHEAD = ("", ".L2::128B", ".L2::256B")  # of copy_async, which L2 brings where it lacks a line
 _FILLED = Rule("it is all of its slot", lambda u: u.src[0].arg == u.arg.attr("bytes"))
 _WHOLE = Rule("it copies whole chunks of 16 bytes", lambda u: u.arg.attr("bytes") % 16 == 0)
 _COUNTED = Rule("tx bytes are below 2^20", lambda u: 0 < u.arg.attr("bytes") < 2**20)
 
-instruction(
-    "copy_async(dst: smem w generic copies, offset: value, base: pointer, index: value, tile: "
-    "global r read-only)",
-    "add.u32 %ra, {dst_reg}, {offset};\n"
-    "mad.wide.u32 %rda, {index}, 16, {base};\n"
-    "cp.async.cg.shared.global{ahead} [%ra], [%rda], 16;",
-    "9.7.9.25.3.1 cp.async: 16 bytes of each lane; index counts 16 bytes; complete with the "
-    "lane's group, and for other lanes once they met; `ahead`: L2 may bring more at once",
-    sass=("cp.async",),
-    defaults=(("ahead", ""),),
-    rules=(Rule("L2 brings 128 or 256 bytes", lambda u: u.arg.attr("ahead") in AHEAD),),
-)
 
-
-def _or_zero_text(use: UOp, text: dict[str, str]) -> str:
-    ahead = use.arg.attr("prefetch")
+def _async_text(use: UOp, text: dict[str, str]) -> str:
+    ahead, inside = use.arg.attr("prefetch"), text["inside"]
     hint = f".L2::{ahead}B" if ahead else ""
-    return (
-        f"selp.u32 %rb, 16, 0, {text['inside']};\n"
-        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};\n"
-        f"mad.wide.u32 %rda, {text['index']}, 16, {text['base']};\n"
-        f"cp.async.cg.shared.global{hint} [%ra], [%rda], 16, %rb;"
-    )
+    size = [] if inside == "1" else [f"selp.u32 %rb, 16, 0, {inside};"]
+    lines = [
+        *size,
+        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};",
+        f"mad.wide.u32 %rda, {text['index']}, 16, {text['base']};",
+        f"cp.async.cg.shared.global{hint} [%ra], [%rda], 16{', %rb' if size else ''};",
+    ]
+    return "\n".join(lines)
 
 
 instruction(
-    "copy_or_zero(dst: smem w generic copies, offset: value, base: pointer, index inside: "
+    "copy_async(dst: smem w generic copies, offset: value, base: pointer, index inside: "
     "value, tile: global r read-only)",
-    _or_zero_text,
+    _async_text,
     "9.7.9.25.3.1 cp.async: 16 bytes of each lane, zeros where not `inside`, of which nothing "
-    "is read then; index counts 16 bytes; L2 may bring `prefetch` bytes at once",
+    "is read then; index counts 16 bytes; complete with the lane's group, and for other lanes once "
+    "they met; L2 may bring `prefetch` bytes at once",
     sass=("cp.async",),
     defaults=(("prefetch", 0),),
     rules=(PREFETCHED,),

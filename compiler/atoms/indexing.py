@@ -13,9 +13,6 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.reductions import (
     ALL_LANES,
-    add_own,
-    pick_lane,
-    pick_range,
     skip_unless_any,
 )
 from ptxflow.compiler.atoms.table import Rule, instruction
@@ -97,75 +94,6 @@ instruction(
     "9.7.13.8 red.shared: entries that share the bound's digits so far by their next one, at "
     "`shift`; keys of consecutive positions",
     rules=(_BINS,),
-)
-
-
-def _pick_text(use: UOp, text: dict[str, str]) -> str:
-    """First the range of bins and then the bin in it, of which a lane has some."""
-    attr = use.arg.attr
-    ranges = attr("ranges")
-    size = (1 << attr("bits")) // ranges
-    own = size // 32
-    low, high = pieces(text["bound"])
-    lines = [
-        *pick_range(use, text, 4 << attr("bits"), text["goal"], "%_left"),
-        f"min.u32 %_lane, %_lane, {ranges - 1};",
-        f"sub.u32 %_lane, {ranges - 1}, %_lane;",
-        "sub.u32 %_digit, 31, %lane;",
-        f"mul.lo.u32 %_digit, %_digit, {own};",
-        f"mad.lo.u32 %_digit, %_lane, {size}, %_digit;",
-        f"mad.lo.u32 %_at, %_digit, 4, {text['bins_reg']};",
-        *(f"mov.b32 %_v{i}, 0;" for i in range(own)),
-    ]
-    lines += [
-        *add_own(use, text, own),
-        *pick_lane("%_all", "%_left", "%_lane", "%_rest"),
-        "setp.eq.u32 %_hit, %_lane, %lane;",
-        f"add.u32 %_digit, %_digit, {own - 1};",
-        f"mov.b32 %_all, %_v{own - 1};",
-        "mov.pred %_past, 1;",
-    ]
-    for i in reversed(range(1, own)):
-        lines += [
-            f"setp.ge.and.u32 %_past, %_rest, %_v{i}, %_past;",
-            f"@%_past sub.u32 %_rest, %_rest, %_v{i};",
-            "@%_past sub.u32 %_digit, %_digit, 1;",
-            f"@%_past mov.b32 %_all, %_v{i - 1};",
-        ]
-    lines += [
-        "cvt.u64.u32 %_found, %_digit;",
-        f"shl.b64 %_found, %_found, {text['shift']};",
-        f"mov.b64 %_bound, {{{low}, {high}}};",
-        "or.b64 %_bound, %_bound, %_found;",
-        "mov.b64 {%_w0, %_lane}, %_bound;",
-        "add.u32 %_all, %_all, " + str(attr("topk") - 1) + ";",
-        "sub.u32 %_all, %_all, %_rest;",
-        f"@%_hit st.shared.v4.b32 [{text['state']}], {{%_w0, %_lane, %_rest, %_all}};",
-    ]
-    temps = (
-        f"b32 at there rank sum up all lane left rest digit w<{min(4, own)}> v<{own}>, "
-        "b64 found bound, pred p hit past"
-    )
-    return scoped(temps, lines)
-
-
-instruction(
-    "pick_digit(state: smem*16 w, bins: smem r, bound goal: frag r, shift own: value) warp",
-    _pick_text,
-    "9.7.9.6 shfl.sync, 9.7.13.9 vote.sync: the bin that brings the count, from the highest "
-    "digit on, above the goal; the state with that digit. With `everywhere` bins are added up "
-    "over the CTAs of the cluster",
-    rules=(
-        Rule(
-            "there is a bin for each digit, and the sums of the ranges",
-            lambda u: u.src[1].arg == (4 << u.arg.attr("bits")) + 4 * u.arg.attr("ranges"),
-        ),
-        Rule(
-            "every lane has a bin of a range",
-            lambda u: (1 << u.arg.attr("bits")) // u.arg.attr("ranges") >= 32,
-        ),
-        Rule("a cluster has 1, 2, 4 or 8 CTAs", lambda u: u.arg.attr("peers") in (1, 2, 4, 8)),
-    ),
 )
 
 

@@ -8,9 +8,8 @@ stores or loads one, two or four registers at a place of its own.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.reductions import ALL_LANES, scan_lanes
 from ptxflow.compiler.atoms.table import instruction
-from ptxflow.compiler.atoms.threads import pieces, scoped, written
+from ptxflow.compiler.atoms.threads import written
 from ptxflow.compiler.ir import UOp
 
 
@@ -47,14 +46,6 @@ instruction(
     "9.7.9.6 shfl.sync.idx: the register of a lane that each lane names",
 )
 instruction(
-    "keep_bits(dst: frag*n w, src: frag*n r, set: frag*1 r)",
-    lambda use, t: "\n".join(
-        f"and.b32 %ra, {t['set']}, {1 << i};\nsetp.ne.u32 %pw, %ra, 0;\nselp.b32 {d}, {s}, 0, %pw;"
-        for i, (d, s) in enumerate(zip(pieces(t["dst"]), pieces(t["src"]), strict=True))
-    ),
-    "9.7.7 selp: zeros in registers whose bit is not in a set",
-)
-instruction(
     "ballot(dst: frag*1 w, inside: value) warp",
     "vote.sync.ballot.b32 {dst}, {inside}, 0xFFFFFFFF;",
     "9.7.13.10 vote.sync: the set of lanes for which a condition holds",
@@ -62,60 +53,34 @@ instruction(
 )
 instruction(
     "scan_lanes(dst: frag*1 w, src: frag*1 r) warp",
-    written("b32 up, pred p", "mov.b32 {dst}, {src};", *scan_lanes("{dst}", "%_up", "%_p")),
-    "9.7.9.6 shfl.sync.up: the sum of the lane's integer and those of the lanes before",
-)
-
-
-def _best_text(use: UOp, text: dict[str, str]) -> str:
-    keys, chosen = pieces(text["keys"]), text["chosen"]
-    lines = [f"mov.b32 {chosen}, 0;"]
-    for _ in range(use.arg.attr("count")):
-        lines.append(f"max.u32 %_top, {keys[0]}, {keys[1]};")
-        lines += [f"max.u32 %_top, %_top, {k};" for k in keys[2:]]
-        lines += [
-            f"redux.sync.max.u32 %_best, %_top, {ALL_LANES};",
-            "setp.eq.u32 %_p, %_top, %_best;",
-            f"vote.sync.ballot.b32 %_top, %_p, {ALL_LANES};",
-            "brev.b32 %_top, %_top;",
-            "clz.b32 %_top, %_top;",
-            "setp.eq.u32 %_p, %_top, %lane;",
-        ]
-        for i, k in enumerate(keys):
-            lines += [
-                f"setp.eq.and.u32 %_q, {k}, %_best, %_p;",
-                f"@%_q or.b32 {chosen}, {chosen}, {1 << i};",
-                f"@%_q mov.b32 {k}, 0;",
-                "xor.pred %_p, %_p, %_q;",
-            ]
-    return scoped("b32 top best, pred p q", lines)
-
-
-instruction(
-    "take_best(chosen: frag w, keys: frag*8 rw) warp",
-    _best_text,
-    "9.7.13.11 redux.sync: the `count` largest keys of the warp, as bits of each lane's keys, "
-    "which it empties",
-    sass=("redux.sync",),
-    defaults=(("unread", "keys"),),
-)
-
-
-instruction(
-    "transpose_bits(dst: frag*1 w, src: frag*1 r) warp",
     written(
-        "b32 bit, pred p",
-        "mov.b32 {dst}, 0;",
+        "",
+        "mov.b32 {dst}, {src};",
         *(
-            f"and.b32 %_bit, {{src}}, {1 << bit};\n"
-            "setp.ne.u32 %_p, %_bit, 0;\n"
-            f"vote.sync.ballot.b32 %_bit, %_p, {ALL_LANES};\n"
-            f"setp.eq.u32 %_p, %lane, {bit};\n"
-            "@%_p mov.b32 {dst}, %_bit;"
-            for bit in range(32)
+            f"shfl.sync.up.b32 %ra|%pw, {{dst}}, {1 << i}, 0, 0xFFFFFFFF;\n"
+            "@%pw add.{dtype} {dst}, {dst}, %ra;"
+            for i in range(5)
         ),
     ),
-    "9.7.13.10 vote.sync: bit j of lane i becomes bit i of lane j",
+    "9.7.9.6 shfl.sync.up: the sum of the lane's number and those of the lanes before",
+    defaults=(("dtype", "u32"),),
+)
+
+
+instruction(
+    "reduce_lanes(dst: frag*1 w, src: frag*1 r) warp",
+    "redux.sync.{operation}.u32 {dst}, {src}, 0xFFFFFFFF;",
+    "9.7.13.11 redux.sync: the sum or the largest of the integers of all lanes",
+    sass=("redux.sync",),
+    defaults=(("alike", True),),
+)
+instruction(
+    "first_lane(dst: frag*1 w, inside: value) warp",
+    "vote.sync.ballot.b32 {dst}, {inside}, 0xFFFFFFFF;\n"
+    "brev.b32 {dst}, {dst};\n"
+    "clz.b32 {dst}, {dst};",
+    "9.7.13.10 vote.sync, 9.7.1 brev, clz: the first lane for which a condition holds, or 32",
+    defaults=(("alike", True),),
 )
 instruction(
     "count_lanes(dst: frag*1 rw, inside: value) warp",

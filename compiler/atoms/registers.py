@@ -66,12 +66,12 @@ instruction(
     sass=("st.async",),
 )
 instruction(
-    "ld_peer_v4(dst: frag*4 w, src: smem r, offset rank: value)",
+    "ld_peer(dst: frag*1|2|4 w, src: smem r, offset rank: value)",
     written(
         "",
         "add.u32 %ra, {src_reg}, {offset};",
         "mapa.shared::cluster.u32 %ra, %ra, {rank};",
-        "ld.shared::cluster.v4.b32 {{{dst}}}, [%ra];",
+        "ld.shared::cluster.{dst.kind} {dst.vector}, [%ra];",
     ),
     "9.7.9.8 ld from the shared memory of a CTA of the cluster",
 )

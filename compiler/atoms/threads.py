@@ -1,11 +1,10 @@
-"""Atoms of both targets for threads that stream rows: cached loads, sums of squares, shuffles.
+"""Atoms of both targets for threads that stream rows: cached loads, shuffles.
 
 Loads take the read-only path: the validator refuses them where the kernel stores to the tensor.
 """
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -192,42 +191,6 @@ instruction(
 )
 
 
-def _squares(sums: list[str], values: list[str]) -> list[str]:
-    """Squares to the sums in turn, so that an addition need not wait for the one before."""
-    pairs = zip(itertools.cycle(sums), values, strict=False)
-    return [f"fma.rn.f32 {d}, {s}, {s}, {d};" for d, s in pairs]
-
-
-def _sum_text(use: UOp, text: dict[str, str]) -> str:
-    """A predicate decides whether the sums begin anew; 0 and 1 are known here."""
-    sums, begun = pieces(text["dst"]), text["accumulate"]
-    guard = "" if begun == "0" else f"@!{begun} "
-    anew = [] if begun == "1" else [f"{guard}mov.b32 {d}, 0;" for d in sums]
-    return "\n".join([*anew, *_squares(sums, pieces(text["src"]))])
-
-
-def _add_text(use: UOp, text: dict[str, str]) -> str:
-    sums, held = pieces(text["dst"]), pieces(text["sum"])
-    moves = [f"mov.b32 {d}, {s};" for d, s in zip(sums, held, strict=True)]
-    return "\n".join([*moves, *_squares(sums, pieces(text["src"]))])
-
-
-instruction(
-    "sum_squares(dst: frag rw, src: frag r, accumulate: value)",
-    _sum_text,
-    "9.7.3.7 fma: squares to the sums in turn, one rounding each; sums begin at zero or go on",
-    rules=(Rule("each sum gets as many", lambda u: u.src[1].arg % u.src[0].arg == 0),),
-)
-
-
-instruction(
-    "add_squares(dst: frag*n w, sum: frag*n r, src: frag r)",
-    _add_text,
-    "9.7.3.7 fma: as sum_squares, from sums to others",
-    rules=(Rule("each sum gets as many", lambda u: u.src[2].arg % u.src[0].arg == 0),),
-)
-
-
 ALIKE = Rule("as many registers of every operand", lambda u: len({s.arg for s in u.src}) == 1)
 
 
@@ -249,18 +212,4 @@ instruction(
     "ld_shared(dst: frag*1 w, src: smem r, offset: value)",
     "add.u32 %ra, {src_reg}, {offset};\nld.shared.b32 {dst}, [%ra];",
     "9.7.9.8 ld of one register",
-)
-
-
-def _column_text(use: UOp, text: dict[str, str]) -> str:
-    lines = [f"add.u32 %ra, {text['src_reg']}, {text['offset']};"]
-    for i, d in enumerate(pieces(text["dst"])):
-        lines.append(f"ld.shared.b32 {d}, [%ra+{i * use.arg.attr('pitch')}];")
-    return "\n".join(lines)
-
-
-instruction(
-    "ld_shared_column(dst: frag w, src: smem r, offset: value)",
-    _column_text,
-    "9.7.9.8 ld of registers one by one, from places that are `pitch` bytes apart",
 )

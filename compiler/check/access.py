@@ -155,8 +155,6 @@ class Accesses(Contents):
         use = node.arg
         if access.done == "mbar" and use.attr("mask"):
             return self._masked(agent, use.attr("mask"))
-        if use.attr("everywhere") == access.operand:
-            return list(range(self.info.cluster))
         if access.done == "tcgen05" and use.attr("cta_group") == 2:
             return [agent.cta & ~1, agent.cta | 1]
         row = atom(use.atom)

@@ -115,8 +115,6 @@ def _atom(node: UOp, place: Place, info: KernelInfo) -> int:
             _fail(node, f"operand {name} must lie in {STORAGE_OF[kind].name}")
     if node.arg.attr("cta_group", info.cta_group) != info.cta_group:
         _fail(node, f"cta_group must be {info.cta_group} throughout the kernel")
-    if node.arg.attr("cluster", info.cluster) != info.cluster:
-        _fail(node, f"asks {node.arg.attr('cluster')} CTAs of a cluster of {info.cluster}")
     for rule in row.rules:
         if not rule.holds(node):
             _fail(node, rule.sentence)

@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.table import Held
@@ -180,6 +180,9 @@ class Vector:
         return out
 
 
+V = TypeVar("V", bound=Vector)
+
+
 @dataclass(frozen=True, eq=False)
 class UInt32(Vector):
     """Integers, or whatever 32 bits there are."""
@@ -188,6 +191,10 @@ class UInt32(Vector):
     def value(self) -> UOp:
         """Of the one register, as places and conditions take it: see `ir.value_of`."""
         return value_of(self.slot)
+
+    def __iadd__(self, other: UInt32) -> Self:
+        emit(at.sum_u32(self, self, other))
+        return self
 
     def unpack(self, dtype: str, **attrs: str) -> Float32:
         """Of pairs of 16 bits in a register, each of them."""
@@ -247,8 +254,8 @@ class Float32(Vector):
         return out
 
 
-def maximum(a: Float32, b: Float32) -> Float32:
-    return a.apply(at.max_f32, b)
+def maximum(a: V, b: V) -> V:
+    return a.apply(at.max_u32 if isinstance(a, UInt32) else at.max_f32, b)
 
 
 def minimum(a: Float32, b: Float32) -> Float32:
@@ -258,6 +265,15 @@ def minimum(a: Float32, b: Float32) -> Float32:
 def fma(a: Float32, b: Float32, c: Float32) -> Float32:
     """a b + c with one rounding; b and c as wide as a, or in turn."""
     return a.apply(at.fma_f32, b, c)
+
+
+def dot(a: Float32, b: Float32, n: int, begin: Float32 | None = None) -> Float32:
+    """Sums of products of registers i, i + n, ... for each i below n: an addition need not wait for
+    the one before."""
+    total = begin or a[:n] * b[:n]
+    for i in range(0 if begin else n, a.n, n):
+        total = fma(a[i : i + n], b[i : i + n], total)
+    return total
 
 
 def times(a: Float32, factor: float, plus: float = 0.0) -> Float32:

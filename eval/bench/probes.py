@@ -43,12 +43,12 @@ _COUNTS = (1, 2, 4, 8)  # registers of an operand
 #: what attributes of a row are where a probe does not say, and texts of operands that are values
 ATTRS = {
     "dtype": "bf16", "lanes": 1, "factor": ONE, "summand": 0, "scale": ONE, "value": 0, "bits": 8,
-    "element": 4, "order": (0,), "apart": 1,
+    "element": 4, "order": (0,), "operation": "add",
 }  # fmt: skip
 VALUES = {"inside": "%yes", "lane": "%lane", "accumulate": "1", "rank": "%peer", "greater": "%yes"}
 LONGEST = 24  # lines of PTX of a step
 #: rows that ptxas would fold with themselves: an addition stands between them
-PAIRED = ("unpack", "reciprocal_f32", "minus_abs_f32", "largest", "movmatrix", "sum_u32")
+PAIRED = ("unpack", "reciprocal_f32", "abs_f32", "movmatrix", "sum_u32", "max_u32")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ HINTS: dict[str, tuple[Any, ...]] = {  # of loads and stores that have defaults 
     "prefetch": (0, 256),
     "copies": (1, 4),
     "peers": (1, 4),
-    "ranges": (0, 8),
+    "rounding": ("rni", "rzi"),
 }
 ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
@@ -39,33 +39,30 @@ ATTRIBUTES = {
     "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
     "shift": 8, "bits": 9, "size": 128, "vector": 4, "cluster": 4, "quantity": "mass", "warps": 8,
     "runs": 16, "slots": 64, "segments": 100, "vocab": 1000, "group": 4, "peers": 2,
-    "summand": 0x358637BD, "most": 127, "pitch": 2048, "value": 0x3DB504F3,
+    "summand": 0x358637BD, "most": 127, "pitch": 2048, "value": 0x3DB504F3, "operation": "add",
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
 COUNTS = {
     ("pack", "src"): 8, ("st_global_narrow", "src"): 1, ("movmatrix", "dst"): 1,
-    ("movmatrix", "src"): 1, ("unpack", "dst"): 8, ("add_squares", "src"): 8,
+    ("movmatrix", "src"): 1, ("unpack", "dst"): 8,
     ("ld_global_narrow", "dst"): 1, ("replace_zero", "dst"): 1, ("replace_zero", "src"): 1,
     ("exp2_rows", "scale"): 1, ("shift_exp2", "scale"): 1, ("mma_16816", "b"): 2,
     ("shuffle_from", "dst"): 1, ("shuffle_from", "src"): 1, ("count_lanes", "dst"): 1,
     ("scale_f32", "b"): 1, ("st_shared", "src"): 1, ("ld_shared", "dst"): 1,
-    ("prefix_sum", "dst"): 1, ("keep_bits", "set"): 1,
 }  # fmt: skip
 COUNTS |= {
     (name, operand): 1
-    for name in ("either", "weigh", "popc", "ballot", "scan_lanes", "transpose_bits")
+    for name in ("either", "weigh", "popc", "ballot", "scan_lanes", "reduce_lanes", "first_lane")
     for operand in ("dst", "src")
 }
 #: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
 SINGLE = {
-    "tally", "tally_either", "sum_of_ranges", "pick_bin", "goal_of_p", "choose", "sift", "refine",
-    "settle", "pick_segment", "locate", "philox",
+    "tally", "tally_either", "choose", "sift", "refine", "settle",
 }  # fmt: skip
 COUNTS |= {
-    ("tally", "src"): 8, ("tally_either", "src"): 8, ("sift", "src"): 8, ("philox", "dst"): 4,
-    ("philox", "state"): 4, ("pick_segment", "dst"): 4, ("pick_segment", "uniform"): 2,
+    ("tally", "src"): 8, ("tally_either", "src"): 8, ("sift", "src"): 8,
 }  # fmt: skip
-COUNTS |= {(name, "found"): 4 for name in SINGLE} | {(name, "window"): 2 for name in SINGLE}
+COUNTS |= {(name, "window"): 2 for name in SINGLE}
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
 MODULE = """
 .version 8.8
@@ -117,8 +114,8 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
 
 #: operands whose sizes hang together, or attributes of one family: known from its kernels
 IN_KERNELS = {
-    "promote", "scale_picked", "silu_gate", "largest", "pack_fp8", "st_global_fp8", "take_best",
-    "sort_key", "count_entries", "pick_digit", "gather_entries", "outrank", "put_place",
+    "promote", "pack_fp8", "st_global_fp8", "sort_key", "count_entries", "gather_entries",
+    "outrank", "put_place",
 }  # fmt: skip
 GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]
 

@@ -219,7 +219,8 @@ ONE_MORE = {
     ),
     **{
         f"a list with room for one more, by {name}": (
-            dsa_indexer.problem(), dsa_indexer.strategy(), "topk 256 to 255", "pick_digit(", which
+            dsa_indexer.problem(), dsa_indexer.strategy(), "255 to 254 in add in value",
+            "mov(", which,
         )
         for name, which in (("the first digit", 0), ("a later one", 1))
     },

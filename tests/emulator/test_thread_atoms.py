@@ -19,7 +19,7 @@ from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, sl
 from ptxflow.compiler.kernels.gdn_decode.gates import decay
 from ptxflow.compiler.launch import Launch, PointerParam
 from ptxflow.compiler.lower import finish, single
-from ptxflow.compiler.tile.values import Float32, Registers, emit, sigmoid, trace
+from ptxflow.compiler.tile.values import Float32, Registers, dot, emit, sigmoid, trace, traced
 
 RNG = np.random.default_rng(0)
 A, B, C = (frag(name, 4, "b32") for name in ("given_a", "given_b", "given_c"))
@@ -56,7 +56,7 @@ ARITHMETIC: dict[str, tuple[Callable[..., UOp], Callable[..., Any], float]] = {
     "exp2_f32": (at.exp2_f32, np.exp2, 2.0**-22),
     "reciprocal_f32": (at.reciprocal_f32, lambda a: 1 / a, 2.0**-22),
     "relu_f32": (at.relu_f32, lambda a: np.maximum(a, 0), 0),
-    "minus_abs_f32": (at.minus_abs_f32, lambda a: -np.abs(a), 0),
+    "abs_f32": (at.abs_f32, np.abs, 0),
 }
 
 
@@ -83,15 +83,16 @@ def test_arithmetic(name: str, shared: bool) -> None:
 
 def test_dot() -> None:
     a, b = RNG.integers(-8, 9, (2, 32, 4)).astype("f4")
-    sums = frag("sums", 2, "b32")
+    r = Registers()
+    sums = r.float32(2)
     body = [
         _given("a", A),
         _given("b", B),
-        at.dot_f32(slot(sums), slot(A), slot(B)),
+        traced(lambda: sums.set(dot(Float32(r, slot(A)), Float32(r, slot(B)), 2))),
         at.mov(slot(OUT), 0),
-        at.sum_f32(slot(OUT, 0, 0, 2), slot(sums), slot(OUT, 0, 2, 2)),
+        at.sum_f32(slot(OUT, 0, 0, 2), sums, slot(OUT, 0, 2, 2)),
     ]
-    found = run(body, (A, B, sums, OUT), a=a, b=b)
+    found = run(body, (A, B, OUT, *r.storage), a=a, b=b)
     assert (found[:, 0] == a[:, 0] * b[:, 0] + a[:, 2] * b[:, 2]).all()
     assert (found[:, 1] == a[:, 1] * b[:, 1] + a[:, 3] * b[:, 3]).all()
 
@@ -228,7 +229,8 @@ def test_two_terms_hold_what_one_leaves_out(dtype: str) -> None:
 
 def test_lanes_add_what_lanes_before_hold() -> None:
     a = normal()
-    found = lanes([at.copy(slot(OUT), slot(A)), at.prefix_sum(slot(OUT, 0, 2, 1))], a=a)
+    scan = at.scan_lanes(slot(OUT, 0, 2, 1), slot(A, 0, 2, 1), dtype="rn.f32")
+    found = lanes([at.copy(slot(OUT), slot(A)), scan], a=a)
     np.testing.assert_allclose(found[:, 2], np.cumsum(a[:, 2].astype("f8")), atol=1e-5)
     np.testing.assert_array_equal(found[:, [0, 1, 3]], a[:, [0, 1, 3]])
 

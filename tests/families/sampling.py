@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ptxflow.compiler.device import Device
@@ -74,8 +75,8 @@ def _refused(sentence: str, vocab: int = 128256, **changes: int | str) -> Refuse
     return Refused(problem(vocab), strategy(**changes), sentence)
 
 
-def _planted(name: str, filters: tuple[str, ...], faults: dict[str, tuple[str, str]]) -> Planted:
-    return Planted(name, problem(filters=filters), ALONE, faults, trial=True)  # type: ignore[arg-type]
+def _planted(name: str, filters: tuple[str, ...], faults: dict[str, Any]) -> Planted:
+    return Planted(name, problem(filters=filters), ALONE, faults, trial=True)
 
 
 ROW = Row(
@@ -130,14 +131,15 @@ ROW = Row(
             "a multiplier of the generator": ("3449720151", "3449720153"),
         }),
         _planted("p", P, {
-            "an eighth of p": ("shr.u64 %_m, %_m, 31;", "shr.u64 %_m, %_m, 34;"),
+            "an eighth of p": (re.compile(r"0f4F000000;(\n\tcvt\.rzi)"), r"0f4D800000;\1"),
             "the other side": (
-                "setp.ge.u32 %_p, %_up, %_sum;", "setp.lt.u32 %_p, %_up, %_sum;"
+                re.compile(r"setp\.ge(\.u32 (%p\d+), .*;\n\tselp\.u32 %r\d+, 1, 0, \2;)"),
+                r"setp.lt\1",
             ),
         }),
         _planted("both", EACH, {
             "the share of the filtered": (
-                "mul.hi.u64 %_target, %_target, %_wide;", "shr.u64 %_target, %_target, 36;"
+                re.compile(r"mul\.hi(\.u32 %r\d+, %\w+), %r\d+;"), r"shr\1, 4;"
             ),
         }),
     ),

@@ -7,20 +7,22 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check
 from ptxflow.compiler.device import H200
-from ptxflow.compiler.errors import SpecError
+from ptxflow.compiler.errors import HazardError
+from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, UOp
 from ptxflow.compiler.ir.statements import Body, Role, flatten, kernel, role, when
 from ptxflow.compiler.ir.storage import frag, slot, smem
 from tests.machine.truth import Options, info, truth
 
-BINS, PLACE = smem("bins", 512, align=16), smem("place", 16, align=16)
-WORDS, GOAL = frag("words", 4, "b32"), frag("goal", 1, "b32")
+BINS = smem("bins", 512, align=16)
+WORDS, SEEN = frag("words", 4, "b32"), frag("seen", 1, "b32")
 
 
 def count() -> list[UOp]:
     """A warp counts four registers into seven bits' bins, of its own CTA."""
-    add = at.tally(slot(BINS), slot(WORDS), bits=7, quantity="count")
-    return [at.mov(slot(WORDS), 0), add]
+    words = [slot(WORDS, 0, i, 1) for i in range(4)]
+    add = [at.put_place(slot(BINS), LANE << 2, LANE < 1, word) for word in words]
+    return [at.mov(slot(WORDS), 0), *add]
 
 
 def zero() -> list[UOp]:
@@ -30,13 +32,16 @@ def zero() -> list[UOp]:
 MEET: list[UOp] = [at.cluster_arrive(), at.cluster_wait()]
 
 
-def look(**more: object) -> list[UOp]:
-    pick = at.pick_bin(slot(PLACE), slot(BINS), slot(GOAL), CTA_RANK, bits=7, **more)
-    return [at.mov(slot(GOAL), 0), pick]
+def look(ctas: int = 1) -> list[UOp]:
+    """A lane's word of the bins of so many CTAs, its own first."""
+    if ctas == 1:
+        return [at.ld_shared(slot(SEEN), slot(BINS), LANE << 2)]
+    ranks = ((CTA_RANK + i) % ctas for i in range(ctas))
+    return [at.ld_peer(slot(SEEN), slot(BINS), LANE << 2, rank) for rank in ranks]
 
 
 def block(*body: Body, warps: int, cluster: int = 1) -> UOp:
-    storage = (BINS, PLACE, WORDS, GOAL)
+    storage = (BINS, WORDS, SEEN)
     return kernel(info(H200, storage, warps, cluster), *body)  # type: ignore[arg-type]
 
 
@@ -74,7 +79,7 @@ def test_atomics_are_not_ordered_by_their_own_warp_alone(o: Options) -> UOp:
 def test_bins_that_all_ctas_read(o: Options) -> UOp:
     """Peers read behind a barrier of the cluster that releases, and nobody leaves before."""
     meet = MEET if o.release else [at.cluster_arrive_relaxed(), at.cluster_wait()]
-    read = look(peers=2, everywhere="bins")
+    read = look(2)
     return block(
         *zero(), *count(), *(o("meet", *meet)), *read, *o("stay", *MEET), warps=1, cluster=2
     )
@@ -118,6 +123,6 @@ def test_bins_that_nothing_was_counted_into(o: Options) -> UOp:
 
 
 def test_a_sum_over_another_cluster_is_refused() -> None:
-    read = look(peers=4, everywhere="bins", cluster=4)
-    with pytest.raises(SpecError, match="asks 4 CTAs of a cluster of 2"):
-        check(block(*zero(), *MEET, *read, *MEET, warps=1, cluster=2), [], H200)
+    body = *zero(), *count(), *MEET, *look(4), *MEET
+    with pytest.raises(HazardError, match=r"the cluster has no CTA [23]"):
+        check(block(*body, warps=1, cluster=2), [Trip("once", ())], H200)

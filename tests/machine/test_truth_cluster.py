@@ -93,7 +93,7 @@ def test_a_second_round_of_stores_into_a_peer(o: Options) -> UOp:
 def test_a_relaxed_cluster_barrier(o: Options) -> UOp:
     """It hands over initialised barriers, which their own fence releases, and no data."""
     meet = RELAXED if o.relaxed else MEET
-    look: list[Body] = [at.ld_peer_v4(slot(OUT), slot(A), 0, PEER)]
+    look: list[Body] = [at.ld_peer(slot(OUT), slot(A), 0, PEER)]
     init = [at.mbar_init(slot(ARRIVED)), *o("fence", at.fence_mbar_init())]
     return kernel(
         info(H200, (ARRIVED, A, OUT), 1, cluster=2),
@@ -126,7 +126,7 @@ def test_cluster_exit(o: Options) -> UOp:
 @truth("meet cta stay", lambda o: o.meet and o.stay)
 def test_reading_a_peers_memory(o: Options) -> UOp:
     """Generic writes, a cluster barrier, the peer's reads, and nobody leaves before those."""
-    look = at.ld_peer_v4(slot(OUT), slot(A), 0, PEER)
+    look = at.ld_peer(slot(OUT), slot(A), 0, PEER)
     return kernel(
         info(H200, (A, OUT), 1, cluster=2),
         role(Role("writer", 0, 1), write(A)),

@@ -18,7 +18,7 @@ ROWS = smem("rows", SIZE, 1, align=128)
 
 def _copy() -> UOp:
     place = rectangle(global_tensor("A"), 0, 0, 1, 1)
-    return at.copy_async(slot(TILE), 0, param("C"), 0, place)
+    return at.copy_async(slot(TILE), 0, param("C"), 0, 1, place)
 
 
 def _read() -> UOp:
@@ -87,7 +87,7 @@ def test_copies_that_arrive_by_themselves(dev: Device) -> None:
     def build(o: Options) -> UOp:
         place = rectangle(global_tensor("A"), 0, 0, 1, 256)
         body = [
-            at.copy_async(slot(TILE), LANE << 4, param("C"), LANE, place),
+            at.copy_async(slot(TILE), LANE << 4, param("C"), LANE, 1, place),
             *o("arrive", at.copies_arrive(slot(bar))),
             *o("wait", at.mbar_wait(slot(bar), 0)),
             at.ld_shared_v4(slot(HELD), slot(TILE), 0),

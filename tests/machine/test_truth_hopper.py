@@ -358,7 +358,7 @@ def test_copies_refill_a_stage(o: Options) -> UOp:
     """A stage that is read again is refilled whole, or not at all."""
     halves = [slot(A, 0, begin, TILE // 2) for begin in (0, TILE // 2)]
     source = UOp(Op.SLOT, (global_tensor("C"), const(0), const(0)), (1, 1))
-    first, second = (at.copy_async(h, LANE << 4, param("C"), LANE, source) for h in halves)
+    first, second = (at.copy_async(h, LANE << 4, param("C"), LANE, 1, source) for h in halves)
     landed = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
     refill: list[Body] = [o("first", first), o("second", second), landed]
     begin: list[Body] = [first, second, landed, read(A), at.warp_sync()]

@@ -25,6 +25,7 @@ from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.score import SCORES
 from ptxflow.compiler.launch import Launch, launch_of
 from ptxflow.compiler.lower import finish, layout, single
+from ptxflow.compiler.tile.bins import Bins
 from ptxflow.compiler.tile.tensors import load_global, meet, store_global, zero_shared
 from ptxflow.compiler.tile.values import Registers, UInt32, emit, repeat, traced, where
 
@@ -276,20 +277,22 @@ class Select:
 
     def settle(self, known: UInt32, shift: UOp) -> None:
         """One more digit of the bound, in every CTA, from what all have counted."""
-        size = 4 << self.bits
-        bins = slot(self.bins, 0, 0, size + 4 * self.warps)
-        own = slot(self.bins, 0, WARP * 4 + size, 4)
-        everywhere: dict[str, int | str] = {}
-        if self.ctas > 1:
-            everywhere = {"everywhere": "bins", "cluster": self.ctas}
+        place = slot(self.bins, 0, 0, (4 << self.bits) + 4 * self.warps)
+        bins = Bins(self.r, place, self.bits, self.warps, 1, self.ctas, self.rank)
         emit(at.cta_sync())
-        emit(at.sum_range(self.counted, own, WARP, bits=self.bits, warps=self.warps))
+        bins.sum_range()
         emit(meet(self.ctas))
         with where(WARP.eq(0)):
-            emit(at.pick_digit(
-                slot(self.state), bins, known[:2], known[2], shift, self.rank, bits=self.bits,
-                ranges=self.warps, peers=self.ctas, topk=self.topk, **everywhere,
-            ))  # fmt: skip
+            low, high, goal = (word.value for word in known[:3].each())
+            lane, digit, rest, counts, past = bins.pick(goal)
+            count = counts[-1]
+            for passed, less in zip(past, reversed(counts[:-1]), strict=True):
+                count = self.r.either(passed, less, count).value
+            begin, upper = shift & 31, shift >> 5  # bit and word that the digit begins in
+            up, over = digit << begin, (digit >> 1) >> (31 - begin)
+            low, high = low | (up * (1 - upper)), high | (up * upper + over * (1 - upper))
+            words = self.r.together([low, high, rest, count + (self.topk - 1) - rest])
+            emit(at.st_shared_lanes(slot(self.state), 0, lane.eq(LANE), words))
         emit(meet(self.ctas))
 
     # -- entries -------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ TERMS = 8  # of the series: what is left out is below 9^-8 / 17 = 1.4e-9
 
 def softplus(x: Float32) -> Float32:
     """ln(1 + exp(x))."""
-    e = exponential(x.apply(at.minus_abs_f32))
+    e = exponential(x.apply(at.abs_f32), -1.0)
     z = e * reciprocal(times(e, 1.0, 2.0))
     square, last = z * z, 2 * TERMS - 1
     series = times(square, 1 / last, 1 / (last - 2))

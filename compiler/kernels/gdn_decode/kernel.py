@@ -23,6 +23,7 @@ from ptxflow.compiler.tile.tensors import load_global, store_global
 from ptxflow.compiler.tile.values import (
     Float32,
     UInt32,
+    dot,
     elected,
     emit,
     fma,
@@ -165,7 +166,7 @@ class Kernel(Ring):
         """Products of all rows with each factor: over a lane, then over those of a row."""
         own = self.r.float32(len(factors) * len(rows))
         for n, (factor, row) in enumerate(product(factors, rows)):
-            chains = row.apply(at.dot_f32, factor, n=CHAINS)
+            chains = dot(row, factor, CHAINS)
             emit(at.sum_f32(own[n].slot, chains[0].slot, chains[1].slot))
         return SUM.across(own, [self.lanes >> i for i in range(1, self.lanes.bit_length())])
 

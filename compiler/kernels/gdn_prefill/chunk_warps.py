@@ -211,6 +211,7 @@ class ChunkWarps(Shape):
                     *self._ring_place(n, stream, i),
                     param(stream.tensor),
                     index + stream.first // (PIECE // ELEMENT),
+                    1,
                     anywhere(stream.tensor),
                 )
                 out.append(self._some(i, total, copy))
@@ -258,7 +259,8 @@ class ChunkWarps(Shape):
 
     def _prefix(self, log: Float32) -> Float32:
         """Log decays become their sums up to each token; the total."""
-        emit([at.prefix_sum(log[i].slot) for i in range(self._lane_tokens)])
+        for own in log:
+            own.set(own.apply(at.scan_lanes, dtype="rn.f32"))
         last = log[self._lane_tokens - 1]
         if self._lane_tokens > 1:
             emit(at.sum_f32(last.slot, last.slot, shuffle_from(log[0], 31).slot))

@@ -170,6 +170,7 @@ class Carry(Kernel):
                     LANE << 4,
                     param(PACKETS),
                     (number * self.lines + line) * WARP + LANE,
+                    1,
                     anywhere(PACKETS),
                     **spare,
                 )

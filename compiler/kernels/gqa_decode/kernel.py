@@ -11,7 +11,6 @@ from collections.abc import Callable
 from itertools import product
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.copies import AHEAD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, var
@@ -67,7 +66,7 @@ class Ring:
         self.r, self.sequences, self.head = shape.r, sequences, head
         self.tokens, self.key_heads, self.size = sequences.tokens, shape.key_heads, shape.size
         self.tile, self.stages, self.apart = int(s.tile), int(s.stages), s.arrival == APART
-        self.ahead = AHEAD[s.get("promotion", 0) // 128]
+        self.promotion = int(s.get("promotion", 0))
         self.pitch = int(pitch(f, shape.problem))
         self.bytes = int(stage_bytes(f, shape.problem))
         self.row_bytes = int(s.heads) * self.size * ELEMENT
@@ -127,8 +126,8 @@ class Ring:
                 begin = WARP * self.bytes + (token * self.pitch + piece * CHUNK)
                 place = slot(storage, stage, begin, row_end + (WARP_SIZE // span - 1) * self.pitch)
                 index = row * (self.size * ELEMENT // CHUNK) + ((LANE + piece) % pieces)
-                taken = place, lane_offset, param(tensor), index, anywhere(tensor)
-                emit(at.copy_async(*taken, ahead=self.ahead))
+                taken = place, lane_offset, param(tensor), index, 1, anywhere(tensor)
+                emit(at.copy_async(*taken, prefetch=self.promotion))
             if self.apart or storage is self.values:
                 emit(at.copies_commit())
 

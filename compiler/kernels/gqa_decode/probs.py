@@ -122,7 +122,7 @@ class Weights(Tiles):
         row, chunk = group * LINES + (LANE >> 3), LANE & 7
         pieces = self.size * ELEMENT // CHUNK
         first = self.sequence * self.query_heads + (self.head + h) * self.group
-        return at.copy_or_zero(
+        return at.copy_async(
             slot(self.queries, h, (block * self.wide + group * LINES) * LINE, LINES * LINE),
             (LANE >> 3) * LINE + ((chunk ^ (row & 7)) << 4),
             param("q"),

@@ -368,8 +368,8 @@ class Span(Shape):
         total, held = Total(self), list[Handed]()
         for rank in range(self.ctas):
             stats, sums = self.r.float32(QUAD), self.r.float32(QUAD)
-            emit(at.ld_peer_v4(stats.slot, *self.handed_stats(u), rank))
-            emit(at.ld_peer_v4(sums.slot, *self.handed_sums(index), rank))
+            emit(at.ld_peer(stats.slot, *self.handed_stats(u), rank))
+            emit(at.ld_peer(sums.slot, *self.handed_sums(index), rank))
             held.append((stats, sums))
         total.begin()
         total.merge(held)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from itertools import product
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.copies import AHEAD
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, value, var
@@ -48,7 +47,6 @@ class Tiles(Span):
         self.warps = GROUP_WARPS
         self.boxed = bool(decisions.boxes(problem, self.tile))
         self.promotion = int(s.get("promotion", 0))
-        self.ahead = AHEAD[self.promotion // 128]
         self.copied, self.apart = s.gather == decisions.COPY, s.arrival == decisions.APART
         self.wide = decisions.heads_wide(problem)  # columns of an MMA
         self.tile_of = SmemTile(self.tile, self.heads * self.size, ELEMENT, LINE)
@@ -232,8 +230,8 @@ class Tiles(Span):
             place = slot(self.buffers[name], self.rings[name].stage(t), begin, LINES * LINE)
             offset = (LANE >> 3) * LINE + ((chunk ^ (row & 7)) << 4)
             source, cache = index + (chunk + column * ELEMENT // CHUNK), f"{name}_cache"
-            taken = place, offset, param(cache), source, anywhere(cache)
-            emit(at.copy_async(*taken, ahead=self.ahead))
+            taken = place, offset, param(cache), source, 1, anywhere(cache)
+            emit(at.copy_async(*taken, prefetch=self.promotion))
 
     # -- past the end --------------------------------------------------------------------------
 

@@ -56,8 +56,8 @@ class Part:
         begin = (target, lane + piece * LANES * CHUNK, param(self.name), index)
         touched = ((piece * width, (piece + 1) * width),)
         if there is None:
-            return at.copy_async(*begin, source, across=touched)
-        return at.copy_or_zero(*begin, there, source, across=touched, prefetch=self.prefetch)
+            return at.copy_async(*begin, 1, source, across=touched)
+        return at.copy_async(*begin, there, source, across=touched, prefetch=self.prefetch)
 
 
 class Attend(Multiplier):

@@ -8,6 +8,7 @@ registers of a lane are columns, those of one wave behind those of another.
 
 from __future__ import annotations
 
+from functools import reduce
 from math import gcd
 
 from ptxflow.compiler.atoms import at
@@ -18,9 +19,20 @@ from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot,
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS, waves
 from ptxflow.compiler.kernels.moe.grouped import Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
-from ptxflow.compiler.tile.softmax import MAX
+from ptxflow.compiler.tile.softmax import LOG2E, MAX
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, UInt32, emit, maximum, reciprocal, traced, where
+from ptxflow.compiler.tile.values import (
+    Float32,
+    UInt32,
+    emit,
+    exp2,
+    maximum,
+    reciprocal,
+    select,
+    shuffle_xor,
+    traced,
+    where,
+)
 
 LARGEST = 448.0  # of e4m3
 LEAST = 2.0**-100  # what a largest magnitude of zero counts as
@@ -28,6 +40,12 @@ MEETING = 1  # named barrier of the warps that multiply
 LANES, QUAD, GATE = 32, 4, 8
 COLUMNS = 32  # of tensor memory that a lane moves at a time
 Factors = tuple[list[UOp], UOp, tuple[int, ...]]  # statements, registers, which in turn
+
+
+def gated(x: Float32, gate: Float32) -> Float32:
+    """x g / (1 + e^-g)."""
+    minus, one = (gate.registers.constant(c, gate.n) for c in (-LOG2E, 1.0))
+    return x * (gate * reciprocal(exp2(gate * minus) + one))
 
 
 class Epilogue:
@@ -52,17 +70,29 @@ class Epilogue:
         """Of all lanes and warps that have part of a row or column, from those of each."""
         raise NotImplementedError
 
-    def _scaled(self, hidden: UInt32, order: tuple[int, ...]) -> tuple[UInt32, Float32]:
+    def _gated(self, apart: int) -> Float32:
+        """x g / (1 + e^-g); of each `apart` sums x, the gates g are the next."""
+        sums, out = Float32(self.g.r, self.acc), self.g.r.float32(self.hidden)
+        for i in range(0, out.n, apart):
+            x, gate = sums[2 * i : 2 * i + apart], sums[2 * i + apart : 2 * i + 2 * apart]
+            out[i : i + apart].set(gated(x, gate))
+        return out
+
+    def _scaled(self, hidden: Float32, order: tuple[int, ...]) -> tuple[Float32, Float32]:
         """Values for e4m3, and the scales of their rows or columns, of which those of register i
         are number order[i], in turn; these times 448."""
-        r = self.g.r
-        top = r.float32(max(order) + 1)
-        emit(at.largest(hidden, top, order=order))
+        r, top, out = self.g.r, self.g.r.float32(max(order) + 1), hidden.fresh()
+        turns = [order[i % len(order)] for i in range(hidden.n)]
+        for i, each in enumerate(top):  # magnitudes compare as their bits do
+            own = (x.apply(at.abs_f32) for x, d in zip(hidden, turns, strict=True) if d == i)
+            each.set(reduce(maximum, (UInt32(r, x.slot) for x in own)))
         top = self._largest(top)
         found = maximum(top, r.constant(LEAST))
         bits = {"factor": float_bits(LARGEST), "summand": 0}
         factor = reciprocal(found).apply(at.fma_constants, **bits)
-        return hidden.apply(at.scale_picked, factor, order=order), found
+        for i, turn in enumerate(turns):
+            emit(at.scale_f32(out[i], hidden[i], factor[turn]))
+        return out, found
 
     def _scale(self, found: Float32) -> Float32:
         return found.apply(at.fma_constants, factor=float_bits(1 / LARGEST), summand=0)
@@ -79,8 +109,7 @@ class Rows(Epilogue):
 
     def _inner(self) -> None:
         g, r, count = self.g, self.g.r, self.hidden
-        hidden = r.of(at.silu_gate, self.acc, apart=4, n=count)
-        scaled, found = self._scaled(hidden, (0, 0, 1, 1))
+        scaled, found = self._scaled(self._gated(4), (0, 0, 1, 1))
         packed = r.of(at.pack_fp8, scaled, n=count // 4)
         words = packed.apply(at.exchange_pairs)
         scale = self._scale(found)
@@ -131,8 +160,7 @@ class Columns(Epilogue):
 
     def _inner(self) -> None:
         g, tokens, count = self.g, self.g.tile_t // 4, self.hidden
-        hidden = g.r.of(at.silu_gate, self.acc, apart=2, n=count)
-        scaled, found = self._scaled(hidden, tuple(range(tokens)))
+        scaled, found = self._scaled(self._gated(2), tuple(range(tokens)))
         per_block, mine = 32, count // tokens  # columns of 64 rows, and how many such blocks
         for i in range(count):
             block, index = divmod(i, tokens)
@@ -255,7 +283,7 @@ class TokenLanes(Epilogue):
 
     def _inner(self) -> None:
         g, r, count = self.g, self.g.r, self.hidden
-        scaled, found = self._scaled(r.of(at.silu_gate, g.acc, apart=GATE, n=count), (0,))
+        scaled, found = self._scaled(self._gated(GATE), (0,))
         words = r.of(at.pack_fp8, scaled, n=count // 4)
         row, inside = g.row(self.row)
         warp_row = (WARP & 3) * LANES
@@ -366,8 +394,10 @@ class WeightLanes(Columns):
 
     def _inner(self) -> None:
         g, tokens, count = self.g, self.g.tile_t, self.acc.arg
-        hidden = g.r.of(at.gate_across, g.acc, lanes=GATE, n=count)
-        scaled, found = self._scaled(hidden, tuple(range(tokens)))
+        own, upper = Float32(g.r, g.acc), g.r.uint32(LANE & GATE)
+        other = shuffle_xor(own, GATE)  # of two such lanes the upper one has the gate
+        x, gate = select(upper, other, own), select(upper, own, other)
+        scaled, found = self._scaled(gated(x, gate), tuple(range(tokens)))
         for i in range(count):
             block, token = self._block_of(i)
             row, inside = g.row(token)

@@ -89,10 +89,36 @@ def keep_groups(scores: Float32) -> UInt32:
     return r.of(at.sort_key, scores, rank < KEPT_GROUPS, n=scores.n)
 
 
+def take_best(keys: UInt32, count: int) -> UInt32:
+    """The largest keys of the warp, the first of equals, as bits of each lane's."""
+    r, own = keys.registers, keys.each()
+    left = list(own)
+    for _ in range(count):
+        top = reduce(maximum, left)
+        best = r.of(at.reduce_lanes, top, operation="max").value
+        here = r.of(at.first_lane, top.value.eq(best)).value.eq(LANE)
+        for i, key in enumerate(left):
+            found = key.value.eq(best) & here
+            here = here & key.value.ne(best)
+            left[i] = r.either(found, 0, key.value)
+    taken = (a.value.ne(b.value) for a, b in zip(own, left, strict=True))
+    return r.uint32(reduce(or_, (r.either(x, 1 << i, 0).value for i, x in enumerate(taken))))
+
+
+def transpose_bits(words: UInt32) -> UInt32:
+    """Bit j of lane i becomes bit i of lane j."""
+    r, out = words.registers, words.registers.uint32(0)
+    for bit in range(WORD):
+        lanes = r.of(at.ballot, (words.value & (1 << bit)).ne(0))
+        out = r.either(LANE.eq(bit), lanes.value, out.value)
+    return out
+
+
 def shares_of(scores: Float32, chosen: UInt32, factor: Float32) -> Float32:
     """Scores over the sum of the chosen ones, and 1e-20, times a factor."""
-    r = scores.registers
-    taken = scores.apply(at.keep_bits, chosen)
+    r, taken = scores.registers, scores.apply(at.copy)
+    for i, score in enumerate(taken):
+        emit(at.hide(score, (chosen.value & (1 << i)).ne(0), to=0))
     total = SUM.across(SUM.in_turn(taken, 1), ALL)
     return scores / (total + r.constant(1e-20)) * factor
 
@@ -112,7 +138,7 @@ def route_token(g: Shape, token: UOp) -> None:
     emit(load_global(packed.slot, "routing_bias", first, 1, (0, 0, 1, EXPERTS), element=2))
     emit(at.unpack(bias, packed, dtype="bf16"))
     scores, factor = sigmoid(logits), r.float32(name="factor")
-    chosen = r.of(at.take_best, keep_groups(scores + bias), count=CHOSEN)
+    chosen = take_best(keep_groups(scores + bias), CHOSEN)
     emit(at.mov(factor, param("routed_scaling_factor")))
     shares = shares_of(scores, chosen, factor)
     own = r.of(at.popc, chosen)
@@ -211,7 +237,7 @@ class Permute(Shape):
     def _choosers(self, choices: Sequence[UInt32], inside: UOp, word: int) -> UInt32:
         """From tokens to experts: each lane gets the set of the tokens that chose its expert."""
         mine = reduce(or_, (const(1) << (c.value - word * WORD) for c in choices))
-        return self.r.of(at.transpose_bits, self.r.either(inside, mine, 0))
+        return transpose_bits(self.r.either(inside, mine, 0))
 
     def _count(self) -> None:
         """A warp counts its batches' choices of each expert."""
@@ -220,8 +246,7 @@ class Permute(Shape):
         with repeat(batch, self._batches, start=WARP, step=self.warps):
             choices, inside = self._load(batch)
             for w, size in enumerate(sizes):
-                members = r.of(at.popc, self._choosers(choices, inside, w))
-                emit(at.sum_u32(size, size, members))
+                size += r.of(at.popc, self._choosers(choices, inside, w))
         for w, size in enumerate(sizes):
             own = slot(self.counts, 0, WARP * self.pitch + 4 * WORD * w, 4 * WORD)
             emit(at.st_shared_lanes(own, LANE << 2, 1, size))
@@ -232,10 +257,9 @@ class Permute(Shape):
         r, words = self.r, []
         rows, tiles = const(0), const(0)
         for w in range(self.words):
-            span = (self.warps - 1) * self.pitch + 4 * WORD
-            column = slot(self.counts, 0, 4 * WORD * w, span)
-            held = r.of(at.ld_shared_column, column, LANE << 2, n=self.warps, pitch=self.pitch)
-            counts = [n.value for n in held.each()]
+            places = (i * self.pitch + 4 * WORD * w for i in range(self.warps))
+            column = [slot(self.counts, 0, place, 4 * WORD) for place in places]
+            counts = [r.of(at.ld_shared, own, LANE << 2).value for own in column]
             lower = (r.either(const(i) < WARP, n, 0).value for i, n in enumerate(counts[:-1]))
             total, before = r.uint32(reduce(add, counts)), reduce(add, lower)
             aligned = (total.value + (ROW_ALIGN - 1)) // ROW_ALIGN * ROW_ALIGN

@@ -42,6 +42,7 @@ from ptxflow.compiler.tile.values import (
     Float32,
     Registers,
     UInt32,
+    dot,
     emit,
     repeat,
     times,
@@ -161,13 +162,9 @@ class Kernel:
         wide, sums = list[Float32](), dict[int, Float32]()
         for v in rows:
             x = self._widen(v)
-            before, total = sums.get(v.k), self.r.float32(CHAINS)
-            if before is None:
-                emit(at.sum_squares(total, x, 0))
-            else:
-                emit(at.add_squares(total, before, x))
+            before = sums[v.k] if v.k in sums else self.r.constant(0.0, CHAINS)
+            sums[v.k] = dot(x, x, CHAINS, before)
             wide.append(x)
-            sums[v.k] = total
         after()
         scale = self.reduce(turn, list(sums.values()))
         self._weights(decisions.LATE)
@@ -178,12 +175,12 @@ class Kernel:
         """The row is read once for its sum and once more to be scaled."""
         trips = const(-(-self.vectors // self.at_once), "chunks")
         c, d = var("chunk"), var("chunk_again")
-        sums = self.r.float32(CHAINS)
+        sums = self.r.constant(0.0, CHAINS)
         with repeat(c, trips, rolled=True):
             self._load(rows, group, c)
             for v in rows:
                 x = self._widen(v)
-                emit(at.sum_squares(sums, x, 1 if v.j else c.ne(0)))
+                sums.set(dot(x, x, CHAINS, sums))
         scale, reloaded = self.reduce(turn, [sums]), self._vectors()
         with repeat(d, trips, rolled=True):
             self._load(reloaded, group, d)
@@ -329,7 +326,7 @@ class Kernel:
             own = target[i * width : (i + 1) * width]
             place = (LANE % self.sharers + turn * self.sharers) * (4 * width)
             if self.ctas > 1:
-                out.append(at.ld_peer_v4(own, every, place, rank))
+                out.append(at.ld_peer(own, every, place, rank))
             else:
                 load = at.ld_shared if width == 1 else at.ld_shared_v4
                 out.append(load(own, every, place))

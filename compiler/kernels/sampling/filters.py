@@ -1,19 +1,20 @@
 """The ends of filters: goals, prefixes, windows and ties, the same in every lane.
 
-What was *found* is four registers: a digit and 1 (0: nothing, the filter keeps all), what is left
-of the goal there, the sum of all bins, and 0. The *prefix* of a key is what is known of it.
+What was *found* is two registers: a digit and 1 (0: nothing, the filter keeps all), and what is
+left of the goal there. The *prefix* of a key is what is known of it.
 """
 
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.reductions import KEY_BITS, LEAST
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import UOp, alu
 from ptxflow.compiler.tile.values import UInt32
 
 MANY = 0x7FFFFFFF  # a count that no row reaches
 EVERYTHING = 0xFFFFFFFF  # a weight that no row exceeds
 NOWHERE = 0xFFFFFFFF  # the prefix of a threshold that there is not
+ONE, INFINITY = 0x3F800000, 0x7F800000  # bits
 WHOLE = 1 << 31  # the weight of probability 1
 FLOOR = LEAST - 1  # a threshold below all that weighs something
 
@@ -28,12 +29,20 @@ def goal_of_k(k: UInt32) -> UInt32:
     return k.registers.uint32((k.value - 1).min(MANY))
 
 
-def whole_kept(total: UInt32, key: UInt32, ties: UInt32) -> UInt32:
+def goal_of_p(p: UInt32, total: UOp) -> UInt32:
+    """floor(p total), p in steps of 2^-31; 0 for p <= 0, EVERYTHING from 1 on."""
+    share = p.registers.of(at.weigh, p, rounding="rzi").value
+    floor = (alu("mulhi", share, total) << 1) | ((share * total) >> 31)
+    return p.registers.either(p.value - ONE < INFINITY - ONE + 1, EVERYTHING, floor)
+
+
+def whole_kept(total: UInt32, key: UInt32, ties: UInt32) -> UOp:
     """The mass above a threshold, and that of its ties."""
-    return total.registers.uint32(_weight(key) * ties.value + total.value)
+    return weight(key) * ties.value + total.value
 
 
-def _weight(key: UInt32) -> UOp:
+def weight(key: UInt32) -> UOp:
+    """Of an element."""
     return key.registers.of(at.weigh, key).value
 
 
@@ -41,7 +50,8 @@ def _digit(found: UInt32) -> UOp:
     return found.registers.of(at.copy, found[0]).value
 
 
-def _left(found: UInt32) -> UOp:
+def left(found: UInt32) -> UOp:
+    """Of the goal, where it was found."""
     return found.registers.of(at.copy, found[1]).value
 
 
@@ -80,12 +90,12 @@ def window(found: UInt32, bits: int, active: UInt32 | None) -> UInt32:
 
 def ties_of_count(found: UInt32) -> UInt32:
     """Ties that are kept: one more than what the goal left; MANY where k keeps all."""
-    return found.registers.either(_digit(found).ne(0), _left(found) + 1, MANY)
+    return found.registers.either(_digit(found).ne(0), left(found) + 1, MANY)
 
 
 def ties_of_mass(found: UInt32, key: UInt32) -> UInt32:
     """Ties that are kept, until their weights pass what the goal left; MANY for all."""
-    return found.registers.either(_digit(found).ne(0), _until(_left(found), key), MANY)
+    return found.registers.either(_digit(found).ne(0), _until(left(found), key), MANY)
 
 
 def ties_of_rest(ties: UInt32, total: UInt32, goal: UInt32, key: UInt32) -> UInt32:
@@ -95,5 +105,5 @@ def ties_of_rest(ties: UInt32, total: UInt32, goal: UInt32, key: UInt32) -> UInt
 
 def _until(goal: UOp, key: UInt32) -> UOp:
     """As many elements equal to a key as bring their weights, 1 at least, above a goal."""
-    weight = _weight(key)
-    return (goal // (weight + weight.eq(0))).min(MANY - 1) + 1
+    each = weight(key)
+    return (goal // (each + each.eq(0))).min(MANY - 1) + 1

@@ -21,17 +21,18 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, var
 from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
 from ptxflow.compiler.ir.storage import global_tensor, part, rectangle, slot, smem
-from ptxflow.compiler.kernels.sampling import decisions, filters
+from ptxflow.compiler.kernels.sampling import decisions, draw, filters
 from ptxflow.compiler.kernels.sampling.decisions import ALIGN, LINE, REGISTERS, SHARED
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT, SAMPLE
 from ptxflow.compiler.launch import GENERATOR
 from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.bins import Bins
 from ptxflow.compiler.tile.tensors import load_global, meet, store_global, zero_shared
 from ptxflow.compiler.tile.values import Registers, UInt32, emit, repeat, traced, where
 
 ENTRY = "sampling"
 WARP_SIZE = 32
-FOUND = 16  # bytes of what is found
+FOUND = 8  # bytes of what is found
 PRESENT = f"{GENERATOR}_present"
 RANDOM = ("seed_low", "seed_high", "offset_low", "offset_high")
 
@@ -180,24 +181,24 @@ class Kernel:
                 emit([self._stash(j, c, store=True) for j in each])
             emit(visit(self.elements, c))
 
-    def _first_pass(self, active: UInt32 | None) -> tuple[UOp, UInt32]:
+    def _first_pass(self, active: UInt32 | None) -> tuple[Bins, UInt32]:
         """Bins of the first digit: of p alone weights, where k filters counts. And a random number,
         which the row's first warp has."""
-        bins = self._bins("bins", self.warps, **self.first)
-        held = part(bins, 0, 4 * int(self.s.copies) << self.bits)
+        bins = self._bins("bins", self.warps, self.ctas, **self.first)
         quantity = "count" if "top_k" in self.filters else "mass"
 
         def visit(x: UInt32, _: UOp) -> UOp:
             if active is None:
-                return at.tally(held, x, quantity=quantity, **self.first, **self._once)
-            return at.tally_either(held, x, active, **self.first, **self._once)
+                return at.tally(bins.held, x, quantity=quantity, **self.first, **self._once)
+            return at.tally_either(bins.held, x, active, **self.first, **self._once)
 
         self.sweep(visit)
-        emit(at.cta_sync(), self._sum_ranges(bins, **self.first))
+        emit(at.cta_sync())
+        bins.sum_range()
         with where(FIRST & CTA_RANK.eq(0) if self.ctas > 1 else FIRST):
             state = self.r.uint32(width=4)
             emit(load_global(state.slot, GENERATOR, 0, param(PRESENT), (0, 0, 1, 4)))
-            uniform = self.r.of(at.philox, state, *map(param, RANDOM), self.row, n=2)
+            uniform = draw.philox(state, [*map(param, RANDOM)], self.row)
         emit(meet(self.ctas))
         return bins, uniform
 
@@ -221,26 +222,26 @@ class Kernel:
 
     # -- thresholds ----------------------------------------------------------------------------
 
-    def _bins(self, name: str, ranges: int, bits: int, copies: int = 1) -> UOp:
+    def _bins(self, name: str, ranges: int, peers: int = 1, bits: int = 0, copies: int = 1) -> Bins:
         """Bins, and behind them the sums of their ranges."""
         size = 4 * copies << bits
-        return slot(self._zeroed(name, size, 4 * ranges), 0, 0, size + 4 * ranges)
+        place = slot(self._zeroed(name, size, 4 * ranges), 0, 0, size + 4 * ranges)
+        return Bins(self.r, place, bits, ranges, copies, peers, self.rank)
 
-    def _sum_ranges(self, bins: UOp, bits: int, copies: int = 1) -> UOp:
-        size = 4 * copies << bits
-        held, last = part(bins, 0, size), part(bins, WARP * 4 + size, 4)
-        return at.sum_range(held, last, WARP, bits=bits, copies=copies, warps=self.warps)
-
-    def _pick(self, name: str, bins: UOp, goal: UInt32, **attrs: int | str) -> UOp:
+    def _pick(self, name: str, bins: Bins, goal: UOp) -> UOp:
         """The bin at which the goal is passed, by one warp: where it says so."""
-        place = slot(self._smem(f"{name}_place", FOUND))
-        emit(at.pick_bin(place, bins, goal, self.rank, **attrs))
+        r, place = self.r, slot(self._smem(f"{name}_place", FOUND), 0, 0, FOUND)
+        found = bins.pick(goal)
+        both, some = (found.digit + 1, found.rest), found.lane.ne(WARP_SIZE)
+        words = (r.either(some, x, 0).value for x in both)
+        mine = (found.lane & (WARP_SIZE - 1)).eq(LANE)
+        emit(at.st_shared_lanes(place, 0, mine, r.together([*words])))
         return place
 
     def _read(self, place: UOp) -> UInt32:
         """What one warp has found, to all."""
         emit(at.cta_sync())
-        return self.r.of(at.ld_shared_v4, place, 0, n=4, unread="dst")
+        return self.r.of(at.ld_shared_lanes, place, 0, n=2, unread="dst")
 
     def _goal(self, active: UInt32 | None) -> UInt32:
         """Of the filter; of k's where it is active, else of p's."""
@@ -248,19 +249,14 @@ class Kernel:
         if "top_k" in self.filters:
             goals.append(filters.goal_of_k(self.filters["top_k"]))
         if "top_p" in self.filters:
-            whole = self.r.uint32(filters.WHOLE)
-            goals.append(self.r.of(at.goal_of_p, self.filters["top_p"], whole))
+            goals.append(filters.goal_of_p(self.filters["top_p"], const(filters.WHOLE)))
         return goals[0] if active is None else self.r.of(at.choose, active, *goals)
 
-    def _bounds(self, bins: UOp, active: UInt32 | None) -> tuple[UInt32, UInt32]:
+    def _bounds(self, bins: Bins, active: UInt32 | None) -> tuple[UInt32, UInt32]:
         """The bin of the threshold, and the window: from where on elements are kept for certain,
         and from where on they may be."""
-        everywhere: dict[str, int | str] = {}
-        if self.ctas > 1:
-            everywhere = {"everywhere": "bins", "cluster": self.ctas}
         with where(FIRST):
-            place = self._pick("found", bins, self._goal(active), peers=self.ctas,
-                               ranges=self.warps, **self.first, **everywhere)  # fmt: skip
+            place = self._pick("found", bins, self._goal(active).value)
         found = self._read(place)
         return found, filters.window(found, self.bits, active)
 
@@ -289,16 +285,15 @@ class Kernel:
         self, search: Threshold, key: UInt32, ties: Ties, window: UInt32, uniform: UInt32
     ) -> None:
         """The sample, in the order of indices: where a random number falls among what is kept."""
-        *_, base, index, _, tile = search.operands
+        *_, index, _, tile = search.operands
         shares, equal = slot(self.shares), slot(self.equal)
         emit(at.settle(shares, equal, key, window, *search.operands, **search.attrs))
         emit(at.cta_sync())
         token = self.r.uint32(width=2)
         with where(FIRST):
-            found = self.r.of(at.pick_segment, shares, equal, key, ties(), uniform, n=4,
-                              segments=self.segments)  # fmt: skip
-            emit(at.locate(token[0], found, key, base, index, tile, size=self.size,
-                           vector=self.width, vocab=self.vocab))  # fmt: skip
+            found = draw.pick_segment(shares, equal, self.segments, key, ties().value, uniform)
+            sizes = self.size, self.width, self.vocab
+            token[0].set(draw.locate(key, *found, index, tile, *sizes))
             emit(at.mov(token[1], 0))
             place = (self.row, 0, 1, 1)
             emit(store_global("samples", self.row, token.slot, place, LANE.eq(0), element=SAMPLE))
@@ -321,12 +316,12 @@ class Threshold:
         shift = sum(later)
         for label, bits in zip("bc", later, strict=True):
             shift -= bits
-            bins = k._bins(f"{name}_{label}_bins", 0, bits)
-            emit(at.refine(bins, prefix, above, *self.operands, shift=shift, bits=bits,
+            bins = k._bins(f"{name}_{label}_bins", 0, bits=bits)
+            emit(at.refine(bins.held, prefix, above, *self.operands, shift=shift, bits=bits,
                            quantity=quantity, **self.attrs))  # fmt: skip
             emit(at.cta_sync())
             with where(FIRST):
-                place = k._pick(f"{name}_{label}_found", bins, found[1], bits=bits)
+                place = k._pick(f"{name}_{label}_found", bins, filters.left(found))
             found = k._read(place)
             prefix = filters.narrow(prefix, found, bits)
         return prefix, found
@@ -354,18 +349,20 @@ class Threshold:
         outer = filters.key_of(prefix)
 
         start = r.of(at.choose, active, r.uint32(0), nowhere)
-        bins, size = k._bins("inner_bins", k.warps, k.bits), 4 << k.bits
-        emit(at.refine(part(bins, 0, size), start, outer, *self.operands,
+        bins = k._bins("inner_bins", k.warps, bits=k.bits)
+        emit(at.refine(bins.held, start, outer, *self.operands,
                        shift=sum(decisions.later_digits(k.bits)), bits=k.bits, quantity="mass",
                        **self.attrs))  # fmt: skip
-        emit(at.cta_sync(), k._sum_ranges(bins, k.bits), at.cta_sync())
+        emit(at.cta_sync())
+        bins.sum_range()
+        emit(at.cta_sync())
         with where(FIRST):
             outer_ties = filters.ties_of_count(last)
-            total = r.of(at.sum_of_ranges, part(bins, size, 4 * k.warps))
+            total = r.uint32(bins.total())
             kept = filters.whole_kept(total, outer, outer_ties)
-            goal = r.of(at.goal_of_p, k.filters["top_p"], kept)
-            place = k._pick("inner_a", bins, goal, bits=k.bits, ranges=k.warps)
-        found = r.of(at.choose, active, k._read(place), self.found, n=4, unread="dst")
+            goal = filters.goal_of_p(k.filters["top_p"], kept)
+            place = k._pick("inner_a", bins, goal.value)
+        found = r.of(at.choose, active, k._read(place), self.found, n=2, unread="dst")
         prefix, found = self.digits("inner", filters.first_digit(found), outer, found, "mass")
         key = filters.key_of(prefix)
 
