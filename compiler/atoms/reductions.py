@@ -1,11 +1,10 @@
-"""Atoms of both targets that count, weigh and choose: shared atomics, sums and picks of bins.
+"""Atoms of both targets that count and weigh: shared atomics, what they add, zeros.
 
 The elements of a row are float32 bits between LEAST and the bits of 1, which order as integers;
 what lies below weighs nothing. A *key* is an element less LEAST, of KEY_BITS bits, a *weight*
 rint(x 2^31), so that the weights of a row of probabilities add up in 32 bits. *Bins* hold a count
 or a mass, a sum of weights, for each value of a digit of the key; where there are *copies* of a
-bin, they are neighbours, each for some of the lanes. Every warp of a CTA sums up one *range* of
-bins, of the highest digits the first; these sums lie behind the bins.
+bin, they are neighbours, each for some of the lanes: see `tile.bins`.
 """
 
 from __future__ import annotations

@@ -30,15 +30,14 @@ HINTS: dict[str, tuple[Any, ...]] = {  # of loads and stores that have defaults 
     "offset": (0, 128),
     "prefetch": (0, 256),
     "copies": (1, 4),
-    "peers": (1, 4),
     "rounding": ("rni", "rzi"),
 }
 ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
     "id": 1, "threads": 128, "element": 2, "split": 0, "acquire": "cta", "release": False,
     "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
-    "shift": 8, "bits": 9, "size": 128, "vector": 4, "cluster": 4, "quantity": "mass", "warps": 8,
-    "runs": 16, "slots": 64, "segments": 100, "vocab": 1000, "group": 4, "peers": 2,
+    "shift": 8, "bits": 9, "size": 128, "vector": 4, "quantity": "mass", "warps": 8,
+    "runs": 16, "slots": 64, "vocab": 1000, "group": 4, "peers": 2,
     "summand": 0x358637BD, "most": 127, "pitch": 2048, "value": 0x3DB504F3, "operation": "add",
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
