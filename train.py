@@ -411,7 +411,7 @@ def finish(run: Run, tasks: Workloads, export: Path | None) -> None:
         training_plots([[json.loads(line) for line in metrics]], run.folder / "plots")
     if export:
         export.parent.mkdir(parents=True, exist_ok=True)
-        about = {"settings": known_of(run.settings), "train": config.to_json()}
+        about = {"settings": known_of(run.settings), "train": asdict(config)}
         before = run.settings["begun"].get("families", {})
         kept = {name: before[name] for name in run.trainer.kept if name in before}
         about["result"] = with_kept(summary, kept)

@@ -60,11 +60,10 @@ not.)
 ## What the kernels are made of
 
 The fastest by the model for the workloads above, of the GEMMs the first. *KiB* of shared memory;
-*MMA* to *spills* are instructions in the machine code, *waits* those of mbarriers; *stalls* cycles
-that the control words of its instructions make a warp stall, in the mean, *scoreboards* the share
-that waits for one, too (nothing issues two at a time). The next four are how often warps ran such
-in the emulator, on the family's small problem, each try of a wait; *wavefronts* those that an
-access of warps to shared memory took there (1: no bank conflict).
+*MMA* to *spills* are instructions in the machine code, *waits* those of mbarriers; *stalls* the
+cycles of stall in its control words, in the mean, *scoreboards* the share that waits for one, too.
+The next four are how often warps ran such in the emulator, on the family's small problem, each try
+of a wait; *wavefronts* those of an access to shared memory there (1: no bank conflict).
 
 {static}
 

@@ -77,7 +77,7 @@ def test_a_family_joins_a_policy_whose_others_stay_what_they_are(
 ) -> None:
     first = Trainer([toy(4), toy(64)], SMALL, 100, toy_reward)
     train(first, 100)
-    about = {"train": SMALL.to_json()}
+    about = {"train": asdict(SMALL)}
     checkpoint.write(tmp_path / "p.safetensors", first.policy_checkpoint(about))
     policy = load_policy(tmp_path / "p.safetensors")
     spaces = [other(4), other(64)]
