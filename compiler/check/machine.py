@@ -18,7 +18,7 @@ from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.ir import Op, UOp, body_of
 
 SCHEDULES = ("eager", "late")  # late: asynchronous work lands only when nobody can go on
-_STEP_LIMIT = 500_000
+_STEP_LIMIT = 2_000_000
 
 
 class Machine(Synchronisation):
