@@ -103,9 +103,7 @@ def registers(f: Fields, problem: Problem) -> Any:
     held = at_once(f, problem) * f.vector
     both = np.where(f.ctas > 1, 36, 8) if selections(problem) == 2 else 0
     whole = np.where(f.residency == REGISTERS, np.maximum(held // 2, 16), 0)
-    few = np.where(
-        held < 4, 8, 0
-    )  # of short rows: spilled with 32 bins of a lane, today's does not
+    few = np.where(held < 4, 8, 0)  # short rows: spilled before the draw was traced
     return held + held // 8 + 32 + both + whole + few
 
 
