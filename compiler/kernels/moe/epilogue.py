@@ -43,7 +43,7 @@ Factors = tuple[list[UOp], UOp, tuple[int, ...]]  # statements, registers, which
 
 
 def gated(x: Float32, gate: Float32) -> Float32:
-    """x g / (1 + e^-g). By `sigmoid`, which multiplies and adds, one kernel of 207 registers has 255."""
+    """x g / (1 + e^-g). By `sigmoid` a golden kernel of 207 registers takes 255."""
     minus, one = (gate.registers.constant(c, gate.n) for c in (-LOG2E, 1.0))
     return x * (gate * reciprocal(exp2(gate * minus) + one))
 
