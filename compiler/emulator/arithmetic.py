@@ -46,7 +46,8 @@ def _format(line: Line, kind: str, x2: str | None, *modifiers: str | None) -> Fo
 def bounded(values: Array, bound: str | None) -> Array:
     """.sat: between 0 and 1, NaN gives 0. .relu: at least 0, NaN stays."""
     if bound == ".sat":
-        return np.clip(np.nan_to_num(values, nan=0.0), values.dtype.type(0), values.dtype.type(1))
+        zero, one = values.dtype.type(0), values.dtype.type(1)
+        return np.minimum(np.where(values > 0, values, zero), one)
     return np.where(values <= 0, values.dtype.type(0), values) if bound else values
 
 
@@ -77,10 +78,18 @@ def of_floats(
 ) -> Step:
     """A whole instruction on floats: `compute` is given the sources' values."""
 
-    def on_words(*words: Value) -> Array:
-        return target.words(compute(*(f.values(w) for f, w in zip(sources, words, strict=True))))
+    widths, write, reads = [f.width for f in sources], target.writer, [f.reader for f in sources]
+    if len(reads) == 1:
+        only = reads[0]
+        return line.result(target.width, widths, lambda a: write(compute(only(a))))
+    if len(reads) == 2:
+        x, y = reads
+        return line.result(target.width, widths, lambda a, b: write(compute(x(a), y(b))))
 
-    return line.result(target.width, [f.width for f in sources], on_words)
+    def on_words(*words: Value) -> Array:
+        return write(compute(*(read(w) for read, w in zip(reads, words, strict=True))))
+
+    return line.result(target.width, widths, on_words)
 
 
 def _add(kind: str) -> Callable[[Array, Array], Array]:
@@ -98,6 +107,8 @@ def float_binary(line: Line) -> Step:
         "mul": np.multiply,
     }
     compute = computes[what]
+    if not bound:
+        return _by_halves(line, fmt, of_floats(line, fmt, (fmt, fmt), compute))
     step = of_floats(line, fmt, (fmt, fmt), lambda a, b: bounded(compute(a, b), bound))
     return _by_halves(line, fmt, step)
 
@@ -112,7 +123,7 @@ def fused(line: Line) -> Step:
     def compute(a: Array, b: Array, c: Array) -> Array:
         if kind == "f64":
             return bounded(fused_double(a, b, c), bound)
-        return bounded(add(a.astype(np.float64) * b, c.astype(np.float64)), bound)
+        return bounded(add(np.multiply(a, b, dtype=np.float64), c.astype(np.float64)), bound)
 
     return _by_halves(line, fmt, of_floats(line, fmt, (fmt, fmt, fmt), compute))
 

@@ -47,6 +47,13 @@ _ATOMIC: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
+#: of integers, where nobody asks what was there: lanes in any order, all that name one word
+_TOGETHER: dict[str, np.ufunc] = {
+    "add": np.add, "min": np.minimum, "max": np.maximum,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Order:
     """The memory order and scope of an access, and its space ("": by the address)."""
@@ -73,17 +80,20 @@ class Order:
         )
 
 
-def order_access(w: Warp, key: tuple[int, int], order: Order, reads: bool) -> None:
-    """What a strong access learns at a word, before it is noted itself; or leaves there, after."""
+def order_access(w: Warp, shadow: Shadow, offsets: Array, order: Order, reads: bool) -> None:
+    """What strong accesses learn at words, before they are noted themselves, or leave there."""
     signals, actor, me = w.cta.machine.signals, w.actor, (w.cta.cluster, w.cta.rank)
-    if reads:
-        seen = signals.seen(me, key, order.scope)
-        (actor if order.acquires else actor.observed).join(seen)
-    elif order.releases:
-        signals.release(me, key, order.scope, actor.publish())
-    else:
-        message = actor.released if order.scope in WIDE else actor.released_cta
-        if message is not None:
+    message = actor.released if order.scope in WIDE else actor.released_cta
+    if not signals.at if reads else message is None and not order.releases:
+        return
+    for at in offsets.tolist():
+        key = id(shadow), at
+        if reads:
+            seen = signals.seen(me, key, order.scope)
+            (actor if order.acquires else actor.observed).join(seen)
+        elif order.releases:
+            signals.release(me, key, order.scope, actor.publish())
+        elif message is not None:
             signals.release(me, key, order.scope, message)
 
 
@@ -92,9 +102,8 @@ def _place(w: Warp, at: Array, size: int, space: str) -> tuple[Array, Array, Sha
     if (at % size).any():
         raise Fault(f"address 0x{int(at[0]):X} is not a multiple of {size}")
     if space == "global" or (not space and at[0] >> 32 != SHARED_BASE >> 32):
-        words, index = w.cta.machine.memory.words(at, size)
-        buffer = w.cta.machine.memory.find(int(at[0]), int(at[0]) + size)
-        return words, index, buffer.shadow, at - buffer.base
+        buffer, off, index = w.cta.machine.memory.words(at, size)
+        return buffer.words[size], index, buffer.shadow, off
     rank = int(at[0]) >> RANK_SHIFT & 0xFF
     if space == "shared::cluster" or not space:
         if ((at >> RANK_SHIFT & 0xFF) != rank).any():
@@ -126,6 +135,8 @@ def atomic(line: Line) -> Step:
         raise line.refuse(f"takes {parts} values")
     other: Any = line.read(2 + returns, width) if swaps else (lambda w: 0)
 
+    together = None if returns or dtype[0] == "f" else _TOGETHER.get(line.match[3])
+
     def run(w: Warp) -> None:
         lanes = lanes_in(w.mask)
         held = w.vector(address(w), 64).astype(np.int64)
@@ -135,14 +146,15 @@ def atomic(line: Line) -> Step:
             part = held[lanes] + i * width // 8
             words, index, shadow, offsets = _place(w, part, width // 8, order.space)
             typed, before = words.view(dtype), np.zeros(LANES, DTYPES[width])
-            places = zip(lanes.tolist(), index.tolist(), offsets.tolist(), strict=True)
-            for lane, place, at in places:
-                before[lane] = words[place]
-                typed[place] = compute(typed[place], mine[lane], third[lane])
-                order_access(w, (id(shadow), at), order, reads=True)
+            if together:
+                together.at(typed, index, mine[lanes])
+            else:
+                for lane, place in zip(lanes.tolist(), index.tolist(), strict=True):
+                    before[lane] = words[place]
+                    typed[place] = compute(typed[place], mine[lane], third[lane])
+            order_access(w, shadow, offsets, order, reads=True)
             touch(w, shadow, offsets, width // 8, "a", lanes)
-            for at in offsets.tolist():
-                order_access(w, (id(shadow), at), order, reads=False)
+            order_access(w, shadow, offsets, order, reads=False)
             if slots:
                 w.put(slots[i], before)
 
@@ -170,8 +182,7 @@ def strong(line: Line) -> Step:
         words, index, shadow, offsets = _place(w, held[lanes], width // 8, order.space)
         if not loads:
             touch(w, shadow, offsets, width // 8, "a", lanes)
-        for at in offsets.tolist():
-            order_access(w, (id(shadow), at), order, reads=loads)
+        order_access(w, shadow, offsets, order, reads=loads)
         if loads:
             touch(w, shadow, offsets, width // 8, "a", lanes)
         if given is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.emulator.lanes import Value, lanes_in
+from ptxflow.compiler.emulator.lanes import FULL, Value, lanes_in
 from ptxflow.compiler.emulator.parse import Instruction, Operand, Register
 
 _BOUND = re.compile(r"setp\.(lt|le|gt|ge|lo|ls|hi|hs)(?:\.and)?\.([us])32")
@@ -134,10 +134,9 @@ class Boundaries:
             if apart.__class__ is not np.ndarray:
                 met.add(*((apart, None) if apart < 0 else (None, apart)))
                 return
-            least, most = int(apart.min()), int(apart.max())
-            if least < 0 <= most:
-                least, most = int(apart[apart >= 0].min()), int(apart[apart < 0].max())
-            met.add(most if most < 0 else None, least if least >= 0 else None)
+            each = apart.tolist()
+            below, above = [a for a in each if a < 0], [a for a in each if a >= 0]
+            met.add(max(below, default=None), min(above, default=None))
 
         return note
 
@@ -150,5 +149,6 @@ class Boundaries:
 def _of(value: Value, mask: int, signed: bool) -> Any:
     """A value as an integer, or those of the lanes of a mask."""
     if value.__class__ is np.ndarray:
-        return value.view(np.int32 if signed else np.uint32)[lanes_in(mask)].astype(np.int64)
+        typed = value.view(np.int32 if signed else np.uint32)
+        return (typed if mask == FULL else typed[lanes_in(mask)]).astype(np.int64)
     return int(value) - (WHOLE if signed and value >= HALF else 0)

@@ -15,50 +15,67 @@ import numpy.typing as npt
 
 GENERIC, SHARED_ASYNC, GLOBAL_ASYNC, HANDED = range(4)  # rows
 ROWS = 4
+ROOM = 64  # agents that a table grows by
 WARP = "warp"  # the kind of the agents that are not streams
 WIDE = ("cluster", "gpu", "sys")  # scopes beyond the CTA
 
 
 class Clocks:
-    """The latest known clock of every agent, [rows, agents]; unknown agents have 0."""
+    """The latest known clock of every agent from `first` on, [rows, agents]; of all others 0."""
 
-    def __init__(self, rows: npt.NDArray[Any] | None = None):
+    def __init__(self, rows: npt.NDArray[Any] | None = None, first: int = 0):
         self.rows: npt.NDArray[Any] = np.zeros((ROWS, 0), np.int32) if rows is None else rows
+        self.first = first
 
-    def reach(self, agents: int) -> None:
-        """Make room for that many agents."""
-        missing = agents - self.rows.shape[1]
-        if missing > 0:
-            more = np.zeros((ROWS, -(-missing // 64) * 64), np.int32)
+    def reach(self, agent: int) -> None:
+        """Make room for an agent. Those of other clusters are far away, and seldom known."""
+        held = self.rows.shape[1]
+        if not held:
+            self.first, self.rows = agent, np.zeros((ROWS, ROOM), np.int32)
+        elif agent >= self.first + held:
+            more = np.zeros((ROWS, -(-(agent + 1 - self.first - held) // ROOM) * ROOM), np.int32)
             self.rows = np.concatenate([self.rows, more], axis=1)
+        elif agent < self.first:
+            more = np.zeros((ROWS, self.first - agent), np.int32)
+            self.first, self.rows = agent, np.concatenate([more, self.rows], axis=1)
 
     def copy(self) -> Clocks:
-        return Clocks(self.rows.copy())
+        return Clocks(self.rows.copy(), self.first)
 
     def join(self, other: Clocks) -> None:
         """Learn what the other knows."""
-        self.reach(other.rows.shape[1])
-        mine = self.rows[:, : other.rows.shape[1]]
+        count = other.rows.shape[1]
+        if not count:
+            return
+        if not self.rows.shape[1]:
+            self.rows, self.first = other.rows.copy(), other.first
+            return
+        self.reach(other.first)
+        self.reach(other.first + count - 1)
+        at = other.first - self.first
+        mine = self.rows[:, at : at + count]
         np.maximum(mine, other.rows, out=mine)
 
     def handed(self) -> Clocks:
         """What a relaxed arrival hands on: completed asynchronous accesses, published barriers."""
         out = np.zeros_like(self.rows)
         out[HANDED] = self.rows[HANDED]
-        return Clocks(out)
+        return Clocks(out, self.first)
 
     def completed(self, agent: int, clock: int) -> None:
         """An asynchronous stream has come that far: known to every proxy."""
-        self.reach(agent + 1)
-        column = self.rows[:, agent]
+        self.reach(agent)
+        column = self.rows[:, agent - self.first]
         np.maximum(column, clock, out=column)
 
     def learn(self, row: int, agent: int, clock: int) -> None:
-        self.reach(agent + 1)
-        self.rows[row, agent] = max(self.rows[row, agent], clock)
+        self.reach(agent)
+        at = agent - self.first
+        self.rows[row, at] = max(self.rows[row, at], clock)
 
     def knows(self, row: int, agent: int, clock: int) -> bool:
-        return agent < self.rows.shape[1] and bool(self.rows[row, agent] >= clock)
+        at = agent - self.first
+        return 0 <= at < self.rows.shape[1] and bool(self.rows.item(row, at) >= clock)
 
 
 class Actor(Clocks):
@@ -67,8 +84,8 @@ class Actor(Clocks):
     def __init__(self, agent: int):
         super().__init__()
         self.agent = agent
-        self.reach(agent + 1)
-        self.rows[GENERIC, agent] = 1
+        self.reach(agent)
+        self.rows[GENERIC, agent - self.first] = 1
         self.unfenced = [0] * ROWS  # lanes with generic writes that no proxy fence followed, by row
         self.released: Clocks | None = None  # what it knew at its last fence of a wide scope
         self.released_cta: Clocks | None = None
@@ -77,10 +94,10 @@ class Actor(Clocks):
 
     @property
     def now(self) -> int:
-        return int(self.rows[GENERIC, self.agent])
+        return int(self.rows.item(GENERIC, self.agent - self.first))
 
     def _tick(self) -> None:
-        self.rows[GENERIC, self.agent] += 1
+        self.rows[GENERIC, self.agent - self.first] += 1
 
     def publish(self) -> Clocks:
         """The message of a release."""
@@ -110,13 +127,13 @@ class Actor(Clocks):
         """
         for row in rows:
             self.unfenced[row] &= ~lanes
-            own = self.rows[row, self.agent]
+            own = self.rows[row, self.agent - self.first]
             np.maximum(self.rows[row], self.rows[GENERIC], out=self.rows[row])
             if self.unfenced[row]:
-                self.rows[row, self.agent] = own
+                self.rows[row, self.agent - self.first] = own
         self._tick()
 
     def publish_barriers(self) -> None:
         """fence.mbarrier_init: even a relaxed arrival hands on what was initialised."""
-        self.rows[HANDED, self.agent] = self.now
+        self.rows[HANDED, self.agent - self.first] = self.now
         self._tick()

@@ -8,10 +8,10 @@ import numpy as np
 
 from ptxflow.compiler.emulator.arithmetic import bounded, of_floats
 from ptxflow.compiler.emulator.formats import Format, tensor_float
-from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, every
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.scalar import floats
-from ptxflow.compiler.emulator.values import e4m3_bits, half_bits
+from ptxflow.compiler.emulator.values import bfloat16_words, e4m3_bits, half_bits
 from ptxflow.compiler.emulator.warp import Step, Warp
 
 
@@ -19,10 +19,14 @@ from ptxflow.compiler.emulator.warp import Step, Warp
 def convert_half(line: Line) -> Step:
     """x2: the first source goes to the upper half."""
 
+    brain = line.match[1] == "bf16"
+
     def half(value: Value) -> Array:
-        return half_bits(floats(value), line.match[1] == "bf16")
+        return half_bits(floats(value), brain)
 
     def both(high: Value, low: Value) -> Array:
+        if brain:
+            return np.bitwise_or(bfloat16_words(floats(low)), bfloat16_words(floats(high)) << 16)
         return half(low).astype(np.uint32) | half(high).astype(np.uint32) << np.uint32(16)
 
     return line.result(32, (32, 32), both) if line.match[2] else line.result(16, (32,), half)
@@ -109,6 +113,8 @@ def to_integer(line: Line) -> Step:
 
     def compute(a: Value) -> Array:
         value = rounding(source.values(a).astype(np.float64))
+        if every((value >= low) & (value < high)):
+            return value.astype(np.int64 if is_signed else np.uint64).astype(DTYPES[width])
         inside = np.where((value > low) & (value < high), value, 0)
         out = inside.astype(np.int64 if is_signed else np.uint64).astype(DTYPES[width])
         for outside, end in ((value <= low, low), (value >= high, high), (np.isnan(value), nan)):

@@ -10,8 +10,8 @@ import numpy as np
 from ptxflow.compiler.emulator.clocks import GENERIC, Clocks
 from ptxflow.compiler.emulator.control import own
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.lanes import Array, lanes_in
-from ptxflow.compiler.emulator.memory import LANDING, READY, Buffer
+from ptxflow.compiler.emulator.lanes import Array, lanes_in, some
+from ptxflow.compiler.emulator.memory import LANDING, READY, SHIFT, Buffer, Spread, span
 from ptxflow.compiler.emulator.moves import own_offsets
 from ptxflow.compiler.emulator.operands import Line, action, operation, uniform
 from ptxflow.compiler.emulator.race import COPY, granules
@@ -21,16 +21,15 @@ from ptxflow.compiler.emulator.warp import Step, Warp
 
 @dataclass
 class Copy:
-    """One instruction's copies: byte addresses in shared memory [lanes, bytes], global sources.
+    """One instruction's copies of `count` bytes each: their places in shared memory, counted in
+    copies, and global sources: which of them, whence, from which bytes on, how many.
 
     Bytes that no source fills are zeros."""
 
     line: int
-    lanes: int
+    count: int
     target: Array
-    source: tuple[
-        tuple[Array, Buffer, Array], ...
-    ]  # lanes, and the bytes [lanes, n] that they read
+    source: tuple[tuple[Array, Buffer, Array, int], ...]
 
 
 @dataclass
@@ -64,30 +63,32 @@ def copy(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         lanes = lanes_in(w.mask)
-        at = np.broadcast_to(np.asarray(target(w)), 32)[lanes].astype(np.int64)
-        origin = np.broadcast_to(np.asarray(source(w)), 32)[lanes].astype(np.int64)
-        bytes_kept = np.broadcast_to(np.asarray(kept(w)), 32)[lanes].astype(np.int64)
-        if (at % count).any() or (origin % count).any() or (bytes_kept > count).any():
+        at, origin = (w.vector(x(w), 64)[lanes].astype(np.int64) for x in (target, source))
+        bytes_kept = w.vector(kept(w), 32)[lanes]
+        if some((at | origin) % count != 0) or some(bytes_kept > count):
             raise Fault(f"addresses are not multiples of {count}, or the source is larger")
         shared, first = w.cta.shared, own_offsets(w, at)
-        shared.check(int(first.min()), int(first.max()) + count, count)
-        where = first[:, None] + np.arange(count)
-        if (shared.state[where] == LANDING).any():
-            problem = shared.unreadable(shared.state[where], where, (READY,))
+        spread = Spread.of(first)
+        shared.check(int(first[0]) + spread.low, int(first[0]) + spread.high + count, count)
+        states, places = shared.state.reshape(-1, count), first >> SHIFT[count]
+        held = states[places]
+        if (held == LANDING).any():
+            problem = shared.unreadable(held, first[:, None] + span(count), (READY,))
             raise Fault(f"writes: {problem}")
-        shared.state[where] = LANDING
+        states[places] = LANDING
         by = stream(w, COPY)
         issue(w, by, shared.shadow, *granules(first, count), "w", GENERIC)
         sources = []
         for length in sorted(set(bytes_kept.tolist()) - {0}):
             mine = bytes_kept == length
             starts = origin[mine]
-            buffer = w.cta.machine.memory.find(int(starts.min()), int(starts.max()) + length)
-            starts -= buffer.base
+            base, spread = int(starts[0]), Spread.of(starts)
+            buffer = w.cta.machine.memory.find(base + spread.low, base + spread.high + length)
+            starts = starts - buffer.base
             issue(w, by, buffer.shadow, *granules(starts, length), "r", GENERIC)
-            sources.append((mine, buffer, starts[:, None] + np.arange(length)))
+            sources.append((mine, buffer, starts, length))
         w.actor.unfenced[shared.shadow.row] |= w.mask
-        w.unit(CopyGroups).open.append(Copy(line.ins.line, w.mask, where, tuple(sources)))
+        w.unit(CopyGroups).open.append(Copy(line.ins.line, count, places, tuple(sources)))
 
     return run
 
@@ -145,8 +146,12 @@ def arrive(line: Line) -> Step:
 def land(w: Warp, copy: Copy) -> None:
     """The bytes arrive."""
     shared = w.cta.shared
-    data = np.zeros(copy.target.shape, np.uint8)
-    for lanes, buffer, at in copy.source:
-        data[lanes, : at.shape[1]] = buffer.data[at]
-    shared.data[copy.target] = data
-    shared.state[copy.target] = READY
+    data = np.zeros((len(copy.target), copy.count), np.uint8)
+    for which, buffer, first, length in copy.source:
+        if length == copy.count:
+            whole = buffer.data[: len(buffer.data) // length * length].reshape(-1, length)
+            data[which] = whole[first >> SHIFT[length]]
+        else:
+            data[which, :length] = buffer.data[first[:, None] + span(length)]
+    shared.data.reshape(-1, copy.count)[copy.target] = data
+    shared.state.reshape(-1, copy.count)[copy.target] = READY

@@ -6,18 +6,21 @@ for a rounding to odd, so that the rounding to the type is the only one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, some
 from ptxflow.compiler.emulator.values import from_bfloat16, half_bits
 from ptxflow.compiler.emulator.warp import Warp
 
 _BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 _SMALLEST = {"f16": 2.0**-14, "f32": 2.0**-126}  # normal numbers
+_BEHIND, _TIE = np.uint64(0x1FFFFFFF), np.uint64(0x10000000)  # float64's bits below float32's
 _FLOATS: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
 
 
@@ -30,10 +33,26 @@ class Format:
     packed: bool = False
     flushes: bool = False
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Bits of the register."""
         return _BITS[self.kind] << self.packed
+
+    @property
+    def reader(self) -> Callable[[Value], Array]:
+        """`values`, as it is faster."""
+        if self.packed or self.flushes or self.kind not in _FLOATS:
+            return self.values
+        dtype, width = _FLOATS[self.kind], self.width
+        return lambda register: Warp.vector(register, width).view(dtype)
+
+    @property
+    def writer(self) -> Callable[[Array], Array]:
+        """`words`, as it is faster."""
+        if self.packed or self.flushes or self.kind not in _FLOATS:
+            return self.words
+        floats, words = np.dtype(_FLOATS[self.kind]), DTYPES[self.width]
+        return lambda values: values.astype(floats, copy=False).view(words)
 
     def values(self, register: Value) -> Array:
         """The elements of the 32 lanes, two in a row for a packed type."""
@@ -68,7 +87,7 @@ class Format:
 def flush(values: Array, smallest: float) -> Array:
     """Subnormal numbers as zeros of their sign."""
     small = np.abs(values) < smallest
-    if not small.any():
+    if not some(small):
         return values
     return np.where(small, np.copysign(values.dtype.type(0), values), values)
 
@@ -92,8 +111,10 @@ def add_to_odd(a: Array, b: Array) -> Array:
 def add_for_single(a: Array, b: Array) -> Array:
     """The sum of float64 values for a rounding to float32: to odd where it could lie at a tie."""
     near: Array = a + b
-    ties = (near.view(np.uint64) & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)
-    if ties.any() or (np.abs(near) < _SMALLEST["f32"]).any():
+    if some((near.view(np.uint64) & _BEHIND) == _TIE):
+        return add_to_odd(a, b)
+    small = np.abs(near) < _SMALLEST["f32"]
+    if some(small) and near[small].any():
         return add_to_odd(a, b)
     return near
 
@@ -122,8 +143,8 @@ def _nearest(exact: Fraction) -> float:
 def extreme(smaller: bool, a: Array, b: Array) -> Array:
     """The lesser or the greater; of a number and NaN the number; -0.0 is less than +0.0."""
     out: Array = (np.fmin if smaller else np.fmax)(a, b)
-    zero = (out == 0) & (a == b)
-    if zero.any():
+    zero = out == 0
+    if some(zero) and some(zero := zero & (a == b)):
         out = np.where(zero, np.where(np.signbit(a) == smaller, a, b), out)
     return out
 

@@ -28,5 +28,23 @@ def lanes_in(mask: int) -> Array:
     return np.array([i for i in range(LANES) if mask >> i & 1])
 
 
+@lru_cache(maxsize=1 << 14)
+def alike(value: Value, width: int) -> Array:
+    """A number in all lanes, not to be written."""
+    out = np.full(LANES, value, DTYPES[width])
+    out.flags.writeable = False
+    return out
+
+
+def some(predicate: Array) -> bool:
+    """Whether any of a few holds: faster than numpy's."""
+    return b"\1" in predicate.tobytes()
+
+
+def every(predicate: Array) -> bool:
+    """Whether all of a few hold."""
+    return b"\0" not in predicate.tobytes()
+
+
 def mask_of(predicate: Array) -> int:
     return int.from_bytes(np.packbits(predicate, bitorder="little").tobytes(), "little")

@@ -10,13 +10,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from ptxflow.compiler.emulator.clocks import GLOBAL_ASYNC, SHARED_ASYNC
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.lanes import Array, every
 from ptxflow.compiler.emulator.race import Shadow
 
 RESERVED = 1024  # bytes of the shared window that the system keeps
@@ -35,9 +35,42 @@ _STATE = {
 }
 
 
+SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
+#: by state and size, elements whose bytes all have it
+_ALL = {s: {n: np.array(int.from_bytes(bytes([s] * n), "little"), f"u{n}") for n in (1, 2, 4, 8)}
+        for s in _STATE}  # fmt: skip
+
+
 @lru_cache(maxsize=64)
 def span(count: int) -> Array:
     return np.arange(count)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How addresses lie to the first of them: the lowest and highest of the differences, their
+    greatest common divisor (0: they are all the same), and places where an address stands again, of
+    all but the last and of all but the first time."""
+
+    low: int
+    high: int
+    step: int
+    before: Array
+    again: Array
+
+    @staticmethod
+    def of(first: Array) -> Spread:
+        """Of addresses [n] int64; the same differences are looked at once."""
+        return _spread((first - first[0]).tobytes())
+
+
+@lru_cache(maxsize=1 << 13)
+def _spread(differences: bytes) -> Spread:
+    held = np.frombuffer(differences, np.int64)
+    order = np.argsort(held, kind="stable")
+    same = np.flatnonzero(np.diff(held[order]) == 0)
+    step = int(np.gcd.reduce(held))
+    return Spread(int(held.min()), int(held.max()), step, order[same], order[same + 1])
 
 
 class Shared:
@@ -51,6 +84,7 @@ class Shared:
         self.state = np.zeros(whole, np.uint8)
         self.shadow = Shadow(name, whole, SHARED_ASYNC)
         self.words = {n: self.data.view(f"u{n}") for n in (1, 2, 4, 8)}
+        self.states = {n: self.state.view(f"u{n}") for n in (1, 2, 4, 8)}
 
     def check(self, first: int, last: int, align: int) -> None:
         """Bounds and alignment of [first, last)."""
@@ -74,28 +108,41 @@ class Shared:
         if not (states == READY).all():
             raise Fault(f"reads: {self.unreadable(states, at, (READY,))}")
 
+    def index(self, at: Array, size: int) -> Array:
+        """The elements of `size` bytes at addresses [n] or [n, count], those of a row in order."""
+        first = at if at.ndim == 1 else at[:, 0]
+        base, spread = int(first[0]), Spread.of(first)
+        length = size if at.ndim == 1 else size * at.shape[1]
+        if base % size or spread.step % size:
+            wrong = first[first % size != 0]
+            raise Fault(f"shared address 0x{int(wrong[0]):X} is not a multiple of {size}")
+        self.check(base + spread.low, base + spread.high + length, size)
+        return at >> SHIFT[size]
+
     def load(self, at: Array, size: int) -> Array:
-        """Generic read: `at` are byte addresses of elements of `size` bytes."""
-        first, last = int(at.min()), int(at.max()) + size
-        self.check(first, last, size)
-        bytes_at = at[..., None] + span(size)
-        self._readable(self.state[bytes_at], bytes_at)
-        out: Array = self.words[size][at // size]
+        """Generic read of byte addresses, as `index` has them."""
+        index = self.index(at, size)
+        if not every(self.states[size][index] == _ALL[READY][size]):
+            bytes_at = at[..., None] + span(size)
+            self._readable(self.state[bytes_at], bytes_at)
+        out: Array = self.words[size][index]
         return out
 
-    def store(self, at: Array, values: Array, size: int) -> bool:
-        """Generic write; whether the same values were there."""
-        first, last = int(at.min()), int(at.max()) + size
-        self.check(first, last, size)
-        bytes_at = (at[..., None] + span(size)).ravel()
-        states = self.state[bytes_at]
-        if (states == LANDING).any() or (states == BARRIER).any():
-            problem = self.unreadable(states, bytes_at, (UNWRITTEN, READY))
+    def free(self, index: Array, size: int) -> bool:
+        """Whether no byte of some elements is in flight, or an mbarrier's: it has that bit."""
+        return not (self.states[size][index] & _ALL[LANDING][size]).any()
+
+    def store(self, at: Array, index: Array, values: Array, size: int) -> bool:
+        """Generic write at byte addresses; whether the same values were there."""
+        states = self.states[size][index]
+        if not self.free(index, size):
+            bytes_at = at[..., None] + span(size)
+            problem = self.unreadable(self.state[bytes_at], bytes_at, (UNWRITTEN, READY))
             raise Fault(f"writes: {problem}")
-        index = at // size
-        same = bool((states == READY).all() and (self.words[size][index] == values).all())
+        written = every(states == _ALL[READY][size])
+        same = written and every(self.words[size][index] == values)
         self.words[size][index] = values
-        self.state[bytes_at] = READY
+        self.states[size][index] = _ALL[READY][size]
         return same
 
     def begin_write(self, chunks: Array) -> None:
@@ -130,6 +177,11 @@ class Buffer:
     def end(self) -> int:
         return self.base + len(self.data)
 
+    @cached_property
+    def words(self) -> dict[int, Array]:
+        """Its bytes as elements of so many."""
+        return {n: self.data[: len(self.data) // n * n].view(f"u{n}") for n in (1, 2, 4, 8)}
+
 
 class Global:
     """The argument tensors, each at an address of its own with a gap behind it."""
@@ -156,15 +208,17 @@ class Global:
             raise Fault(f"global bytes 0x{first:X}..0x{last:X} are outside every tensor{near}")
         return self.buffers[i]
 
-    def words(self, at: Array, size: int) -> tuple[Array, Array]:
-        """A view of the buffer in elements of `size` bytes, and the indices of the addresses."""
-        first, last = int(at.min()), int(at.max()) + size
-        buffer = self.find(first, last)
-        off = at.astype(np.int64) - buffer.base
-        if (off % size).any():
-            raise Fault(f"global address 0x{first:X} is not a multiple of {size}")
-        usable = len(buffer.data) // size * size
-        return buffer.data[:usable].view(f"u{size}"), off // size
+    def words(self, at: Array, size: int) -> tuple[Buffer, Array, Array]:
+        """Of addresses [n] or [n, count] int64, those of a row one after the other: their buffer,
+        the byte offsets, and the indices of elements of `size` bytes."""
+        first = at if at.ndim == 1 else at[:, 0]
+        base, spread = int(first[0]), Spread.of(first)
+        length = size if at.ndim == 1 else size * at.shape[1]
+        buffer = self.find(base + spread.low, base + spread.high + length)
+        off = at - buffer.base
+        if (base - buffer.base) % size or spread.step % size:
+            raise Fault(f"global address 0x{base + spread.low:X} is not a multiple of {size}")
+        return buffer, off, off >> SHIFT[size]
 
 
 def parameter_layout(sizes: list[tuple[str, int, int]]) -> dict[str, int]:

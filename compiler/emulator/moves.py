@@ -7,12 +7,12 @@ import numpy as np
 from ptxflow.compiler.emulator import local
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.grid import Cta
-from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, lanes_in
-from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
+from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, Value, every, lanes_in, some
+from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Spread, span
 from ptxflow.compiler.emulator.operands import MASKS, Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Address, Register, Vector
 from ptxflow.compiler.emulator.race import shorten
-from ptxflow.compiler.emulator.touches import touch, touch_words
+from ptxflow.compiler.emulator.touches import touch
 from ptxflow.compiler.emulator.warp import Step, Warp
 
 _HINT = r"(?:\.L1::(?:no_allocate|evict_first|evict_last))?"  # of no effect on values
@@ -81,22 +81,25 @@ def load_parameter(line: Line) -> Step:
     return run
 
 
-def addresses(w: Warp, address: object, count: int, size: int) -> tuple[Array, Array]:
+def addresses(w: Warp, address: Value, count: int, size: int) -> tuple[Array, Array]:
     """Active lanes, and their element addresses [lanes, count] as int64."""
     w.sure()
     lanes = lanes_in(w.mask)
-    held = np.asarray(address)
-    first = held[lanes] if held.ndim else np.full(len(lanes), address)
-    first = first.astype(np.int64)
-    if count > 1 and (first % (count * size)).any():
+    if address.__class__ is np.ndarray:
+        first = (address if len(lanes) == LANES else address[lanes]).astype(np.int64)
+    else:
+        first = np.full(len(lanes), address, np.int64)
+    if count == 1:
+        return lanes, first[:, None]
+    if int(first[0]) % (count * size) or Spread.of(first).step % (count * size):
         raise Fault(f"address 0x{int(first[0]):X} is not a multiple of {count * size}")
-    return lanes, first[:, None] + np.arange(count) * size
+    return lanes, first[:, None] + span(count) * size
 
 
 def own_offsets(w: Warp, at: Array) -> Array:
     """Shared addresses as offsets in this CTA's own window."""
     ranks = at >> RANK_SHIFT
-    if (ranks != w.cta.rank).any():
+    if some(ranks != w.cta.rank):
         raise Fault(f"shared address 0x{int(at.flat[0]):X} is not in this CTA's window")
     return at & OFFSET_MASK
 
@@ -113,9 +116,9 @@ def read(w: Warp, space: str | None, at: Array, size: int, lanes: Array | None =
     if _in_cluster(space, at):
         return _load_cluster(w, at & 0xFFFFFFFF, size, lanes)
     if space in ("global", None):
-        words, index = w.cta.machine.memory.words(at, size)
-        touch_words(w, at, size, "r", lanes)
-        return np.asarray(words[index])
+        buffer, off, index = w.cta.machine.memory.words(at, size)
+        touch(w, buffer.shadow, off[:, 0], at.shape[1] * size, "r", lanes)
+        return np.asarray(buffer.words[size][index])
     offsets = own_offsets(w, at)
     got = w.cta.shared.load(offsets, size)
     touch(w, w.cta.shared.shadow, offsets[:, 0], at.shape[1] * size, "r", lanes)
@@ -132,11 +135,12 @@ def write(
     elif _in_cluster(space, at):
         _store_cluster(w, line, at & 0xFFFFFFFF, data, size, lanes)
     elif space in ("global", None):
-        words, index = w.cta.machine.memory.words(at, size)
+        buffer, off, index = w.cta.machine.memory.words(at, size)
+        words = buffer.words[size]
         same_value(w, at, data)
-        mode = "s" if (words[index] == data).all() else "w"
+        mode = "s" if every(words[index] == data) else "w"
         words[index] = data
-        touch_words(w, at, size, mode, lanes)
+        touch(w, buffer.shadow, off[:, 0], at.shape[1] * size, mode, lanes)
     else:
         write_shared(w, line, own_offsets(w, at), data, size, lanes)
 
@@ -161,11 +165,14 @@ def load(line: Line) -> Step:
         got = read(w, space, at, size, lanes)
         if signed:
             got = got.view(f"i{size}").astype(f"i{to // 8}").view(DTYPES[to])
-        if (got == got[0]).all():
+        if every(got == got[0]):
             for i, slot in enumerate(slots):
                 w.put(slot, int(got[0, i]))
             return
         for i, slot in enumerate(slots):
+            if len(lanes) == LANES:
+                w.put(slot, got[:, i].astype(DTYPES[to]))
+                continue
             full = np.zeros(LANES, DTYPES[to])
             full[lanes] = got[:, i]
             w.put(slot, full)
@@ -224,7 +231,9 @@ def columns(w: Warp, values: list[Read], lanes: Array) -> Array:
     out = np.empty((len(lanes), len(values)), np.uint64)
     for i, value in enumerate(values):
         held = value(w)
-        out[:, i] = held[lanes] if held.__class__ is np.ndarray else held
+        if held.__class__ is np.ndarray and len(lanes) != LANES:
+            held = held[lanes]
+        out[:, i] = held
     w.sure()
     return out
 
@@ -240,23 +249,23 @@ def write_shared(
 ) -> None:
     """A generic write of rows [n, count] to shared memory, of another CTA if one is given."""
     owner = cta or w.cta
-    w.cta.machine.hazard(line, owner.retire((at[..., None] + np.arange(size)).ravel()))
+    index = owner.shared.index(at, size)
+    if not owner.shared.free(index, size):
+        w.cta.machine.hazard(line, owner.retire((at[..., None] + span(size)).ravel()))
     same_value(w, at, data)
-    mode = "s" if owner.shared.store(at, data, size) else "w"
+    mode = "s" if owner.shared.store(at, index, data, size) else "w"
     touch(w, owner.shared.shadow, at[:, 0], at.shape[1] * size, mode, lanes)
 
 
 def same_value(w: Warp, at: Array, data: Array) -> None:
     """Lanes of one store that write the same place race, but with one value."""
-    first = at[:, 0]
-    order = np.argsort(first, kind="stable")
-    again = np.flatnonzero(np.diff(first[order]) == 0)
-    if len(again) and (data[order[again]] != data[order[again + 1]]).any():
+    spread = Spread.of(at[:, 0])
+    if len(spread.again) and (data[spread.before] != data[spread.again]).any():
         ins = w.cta.machine.module.code[w.at]
         w.cta.machine.hazard(
             ins.line,
             f"race: lanes of `{shorten(ins.text)}` write different values to the same bytes "
-            f"(0x{int(first[order[again[0]]]):X})",
+            f"(0x{int(at[spread.again[0], 0]):X})",
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,9 @@ class Line:
         if len(reads) == 2:
             a, b = reads
             return lambda w: write(w, compute(a(w), b(w)))
+        if len(reads) == 3:
+            a, b, c = reads
+            return lambda w: write(w, compute(a(w), b(w), c(w)))
         return lambda w: write(w, compute(*(read(w) for read in reads)))
 
     def immediate(self, index: int, what: str) -> int:
@@ -228,17 +232,26 @@ def action(
 
 def build(index: int, ins: Instruction, program: Program) -> Step:
     """The step of an instruction, under its guard; unknown ones raise PtxSyntaxError."""
+    found = _found(ins.opcode)
+    if found is None:
+        raise PtxSyntaxError(f"line {ins.line}: unknown instruction `{ins.text}`")
+    match, builder = found
+    line = Line(ins, match, program, index)
+    step = program.coverage.watch(index, ins, builder(line))
+    step = program.coverage.boundaries.watch(index, program.module.code, step, line.reader)
+    if ins.guard is None or ins.opcode.split(".")[0] in BRANCHES:
+        return step
+    return guarded(step, line.guard())
+
+
+@lru_cache(maxsize=4096)
+def _found(opcode: str) -> tuple[re.Match[str], Builder] | None:
+    """The builder of an opcode, and its pattern's match."""
     for pattern, builder in _TABLE:
-        match = pattern.fullmatch(ins.opcode)
+        match = pattern.fullmatch(opcode)
         if match:
-            line = Line(ins, match, program, index)
-            step = program.coverage.watch(index, ins, builder(line))
-            code, boundaries = program.module.code, program.coverage.boundaries
-            step = boundaries.watch(index, code, step, line.reader)
-            if ins.guard is None or ins.opcode.split(".")[0] in BRANCHES:
-                return step
-            return guarded(step, line.guard())
-    raise PtxSyntaxError(f"line {ins.line}: unknown instruction `{ins.text}`")
+            return match, builder
+    return None
 
 
 def guarded(step: Step, guard: Callable[[Warp], int]) -> Step:

@@ -8,16 +8,26 @@ interned, so that an access checks each kind of granule that it meets once, howe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
-from ptxflow.compiler.emulator.clocks import GENERIC, HANDED, SHARED_ASYNC, WARP, Actor, Clocks
-from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.clocks import (
+    GENERIC,
+    GLOBAL_ASYNC,
+    HANDED,
+    SHARED_ASYNC,
+    WARP,
+    Actor,
+    Clocks,
+)
+from ptxflow.compiler.emulator.lanes import Array, every
 from ptxflow.compiler.emulator.parse import Instruction
 
 GRANULE = 16
 FULL = 0xFFFF
+LOGGED = 4096
 PENDING = 200_000  # reads of a memory that nobody wrote, which are remembered as they were
 READERS = 64  # of one granule that are remembered; more would come from many CTAs of a grid
 COPY = "cp.async"
@@ -38,9 +48,10 @@ _PAST = {"r": "was read", "w": "was written", "s": "was written", "a": "was upda
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Access:
-    """One statement's access. `row`: the proxy it goes through; `mode`: r, w, s (writes what is
-    there), a (atomic), m (use of an mbarrier). `lane` >= 0: the lane, where the warp had diverged
-    in `segment`."""
+    """Accesses of one kind by an agent while its clock stands. `row`: the proxy they go through;
+    `mode`: r, w, s (writes what is there), a (atomic), m (use of an mbarrier). `lane` >= 0: the
+    lane, where the warp had diverged in `segment`. `at`: the first statement; `log`: which touched
+    what, LOGGED at the most."""
 
     agent: int
     clock: int
@@ -50,6 +61,15 @@ class Access:
     who: tuple[int, int]  # CTA of the grid, warp
     lane: int = -1
     segment: int = 0
+    log: list[tuple[Shadow, int, Array, Array | None]] = field(default_factory=list)
+
+    def statement(self, shadow: Shadow, granule: int, mask: int) -> int:
+        """The last that touched some bytes of a granule; the first of all where nobody knows."""
+        for held, at, granules, masks in reversed(self.log):
+            here = granules == granule
+            if held is shadow and (here.any() if masks is None else (masks[here] & mask).any()):
+                return at
+        return self.at
 
 
 class Shadow:
@@ -63,7 +83,7 @@ class Shadow:
     def __init__(self, name: str, size: int, row: int):
         self.name, self.row = name, row
         self.ids = np.zeros(-(-size // GRANULE), np.int32)
-        self.pending: list[tuple[Array, Array | None, Access, Actor]] | None = []
+        self.pending: list[tuple[Array, Array | None, Access, Actor, int]] | None = []
         self.blank = False
 
     def begin_blank(self) -> None:
@@ -89,6 +109,7 @@ class Races:
         self.steps: dict[tuple[int, int, Access], int] = {}
         self.accesses: dict[tuple[int, ...], Access] = {}
         self.found: dict[tuple[int, str], str] = {}
+        self.at = 0  # the statement that accesses memory
         self.before = -1  # the agent that is the grid before, where it may still run
 
     def depend(self, shadows: Sequence[Shadow]) -> None:
@@ -106,6 +127,8 @@ class Races:
 
     def forget_steps(self) -> None:
         """The agents of a cluster are gone: only histories of global memory are still needed."""
+        for access in self.accesses.values():
+            access.log[:] = [told for told in access.log if told[0].row == GLOBAL_ASYNC]
         self.steps.clear()
         self.accesses.clear()
 
@@ -114,12 +137,12 @@ class Races:
         known to be complete, for every proxy, and what was fenced into the asynchronous proxy of
         shared memory."""
         known = clocks.rows[HANDED].copy()
-        for agent in np.flatnonzero(known):
-            if self.kinds[agent] == WARP:
-                known[agent] = 0
+        for at in np.flatnonzero(known).tolist():
+            if self.kinds[clocks.first + at] == WARP:
+                known[at] = 0
         out = np.tile(known, (clocks.rows.shape[0], 1))
         np.maximum(out[SHARED_ASYNC], clocks.rows[SHARED_ASYNC], out=out[SHARED_ASYNC])
-        return Clocks(out)
+        return Clocks(out, clocks.first)
 
     def access(
         self,
@@ -132,8 +155,9 @@ class Races:
         lane: int = -1,
         segment: int = 0,
     ) -> Access:
-        """The access, the same object for the same one."""
-        key = (agent, clock, ord(mode), row, at, lane, segment)
+        """The access, the same object for the same one. Lanes that diverged race with others of
+        their warp, at other statements: theirs are told apart."""
+        key = (agent, clock, ord(mode), row, at if lane >= 0 else -1, lane, segment)
         found = self.accesses.get(key)
         if found is None:
             found = Access(agent, clock, mode, row, at, who, lane, segment)
@@ -147,19 +171,21 @@ class Races:
         masks: Array | None,
         access: Access,
         clocks: Actor,
+        at: int,
         lanes: Lanes | None = None,
     ) -> None:
-        """Check an access to granules (their bytes by `masks`, all without) and remember it."""
+        """Check an access of the statement `at` to granules (their bytes by `masks`, all without)
+        and remember it."""
         if not len(granules):
             return
         if (pending := shadow.pending) is not None:
             if access.mode == "r" and len(pending) < PENDING:
-                pending.append((granules, masks, access, clocks))
+                pending.append((granules, masks, access, clocks, at))
                 return
             shadow.pending = None
             for read in pending:
                 self._remember(shadow, *read, None)
-        self._remember(shadow, granules, masks, access, clocks, lanes)
+        self._remember(shadow, granules, masks, access, clocks, at, lanes)
 
     def _remember(
         self,
@@ -168,15 +194,25 @@ class Races:
         masks: Array | None,
         access: Access,
         clocks: Actor,
+        at: int,
         lanes: Lanes | None,
     ) -> None:
-        ids = shadow.ids[granules].astype(np.int64)
-        kinds = (ids << 16 | (FULL if masks is None else masks)).tolist()
-        new = dict[int, int]()
+        self.at = at
+        if len(access.log) < LOGGED:
+            access.log.append((shadow, at, granules, masks))
+        ids = shadow.ids[granules]
+        if masks is None and every(ids == ids[0]):
+            had, place = int(ids[0]), int(granules[0])
+            have = self._step(shadow, had, FULL, access, clocks, place, lanes, set())
+            if have != had:
+                shadow.ids[granules] = have
+            return
+        kinds = (ids.astype(np.int64) << 16 | (FULL if masks is None else masks)).tolist()
+        new, known = dict[int, int](), set[tuple[int, int]]()
         for i, kind in enumerate(kinds):
             if kind not in new:
                 history, mask, place = kind >> 16, kind & FULL, int(granules[i])
-                new[kind] = self._step(shadow, history, mask, access, clocks, place, lanes)
+                new[kind] = self._step(shadow, history, mask, access, clocks, place, lanes, known)
         shadow.ids[granules] = [new[kind] for kind in kinds]
 
     def _step(
@@ -188,13 +224,17 @@ class Races:
         clocks: Actor,
         granule: int,
         lanes: Lanes | None,
+        known: set[tuple[int, int]],
     ) -> int:
-        """Check against one history; the number of the history that follows."""
+        """Check against one history; the number of the history that follows. `known`: other agents,
+        and their clocks, that were found to come before."""
         key = (history, mask, access)
         mode = access.mode
         alike = mode if mode in "ra" else ""  # reads, and atomics, do not conflict
         for entry, touched in self.histories[history]:
             if touched & mask and entry.mode != alike:
+                if (entry.agent, entry.clock) in known:
+                    continue
                 common = touched & mask
                 lacks = self._lacks(entry, access, clocks, granule, common, lanes)
                 if lacks:
@@ -202,7 +242,10 @@ class Races:
                         lacks = f"{lacks} (the same value is written)"
                     byte = granule * GRANULE + (common & -common).bit_length() - 1
                     where = f"byte 0x{byte:X} of {shadow.name}"
-                    self._report(where, entry, access, lacks)
+                    at = entry.statement(shadow, granule, common)
+                    self._report(where, entry, at, access, lacks)
+                elif entry.agent != access.agent:
+                    known.add((entry.agent, entry.clock))
         if shadow.blank:
             self._written(shadow, history, mask, access, granule)
         new = self.steps.get(key)
@@ -220,7 +263,7 @@ class Races:
     ) -> None:
         """Whether what is read was written; as long as no access of the granule is forgotten."""
         entries = self.histories[history]
-        stores = access.mode in "ws" or self.code[access.at].opcode.startswith("st")
+        stores = access.mode in "ws" or self.code[self.at].opcode.startswith("st")
         if stores or len(entries) > READERS:
             return
         for entry, touched in entries:
@@ -243,7 +286,7 @@ class Races:
         if old.agent == new.agent and self.kinds[new.agent] == WARP and new.row == GENERIC:
             if old.lane < 0 or old.segment != clocks.segment:
                 return None
-            if old.at == new.at or lanes is None:
+            if old.at == self.at or lanes is None:
                 return None
             mine = 1 << new.lane if new.lane >= 0 else lanes(granule, common)
             return "missing: bar.warp.sync between the lanes" if mine & ~(1 << old.lane) else None
@@ -270,18 +313,20 @@ class Races:
             if created.agent == clocks.agent or clocks.knows(row, created.agent, created.clock):
                 return
         use = Access(clocks.agent, clocks.now, "m", GENERIC, at, me)
-        self._report(where, created, use, "missing: a barrier after its init")
+        self.at = at
+        self._report(where, created, created.at, use, "missing: a barrier after its init")
 
-    def _report(self, where: str, old: Access, new: Access, lacks: str) -> None:
-        first = self.code[old.at]
+    def _report(self, where: str, old: Access, at: int, new: Access, lacks: str) -> None:
+        """`at`: the statement of the old one."""
+        first = self.code[at]
         by = f"line {first.line}: `{shorten(first.text)}` of {who(old)}"
-        by = BEFORE if old.at < 0 else by
+        by = BEFORE if at < 0 else by
         what = f"{_VERB[new.mode]} {where}, which {_PAST[old.mode]} by {by}; {lacks}"
         self._tell(new, lacks, what, "race: ")
 
     def _tell(self, new: Access, lacks: str, what: str, kind: str = "") -> None:
         """Note what an access does, the first time for what it lacks."""
-        ins, key = self.code[new.at], (new.at, lacks)
+        ins, key = self.code[self.at], (self.at, lacks)
         text = f"line {ins.line}: {kind}`{shorten(ins.text)}` of {who(new)} {what}"
         self.note(self.found.setdefault(key, text))
 
@@ -323,7 +368,17 @@ def masks_of(touched: Array) -> Array | None:
 
 
 def granules(first: Array, run: int) -> tuple[Array, Array | None]:
-    """Granules, and masks of their bytes, of runs of `run` bytes that start at `first`."""
+    """Granules, and masks of their bytes, of runs of `run` bytes that start at `first` [n] int64;
+    where runs lie alike they are found once."""
+    at = int(first[0]) >> 4
+    places, masks = _granules((first - (at << 4)).tobytes(), run)
+    return places + at, masks
+
+
+@lru_cache(maxsize=1 << 13)
+def _granules(held: bytes, run: int) -> tuple[Array, Array | None]:
+    """As `granules`."""
+    first = np.frombuffer(held, np.int64)
     if run % GRANULE == 0 and not (first & 15).any():
         if run == GRANULE:
             return first >> 4, None
@@ -331,7 +386,7 @@ def granules(first: Array, run: int) -> tuple[Array, Array | None]:
     if run > GRANULE:  # in pieces that end where granules do
         head = int(first[0]) & 15
         if ((first & 15) != head).any():
-            return granules((first[:, None] + np.arange(run)).ravel(), 1)
+            return _granules((first[:, None] + np.arange(run)).tobytes(), 1)
         begin = np.arange(-head, run, GRANULE)
         low, high = np.maximum(-begin, 0), np.minimum(run - begin, GRANULE)
         piece = (1 << high) - (1 << np.minimum(np.maximum(low, 0), GRANULE))

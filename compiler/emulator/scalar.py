@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, Value
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, alike
 from ptxflow.compiler.emulator.operands import MASKS, Line, negate, operation
 from ptxflow.compiler.emulator.parse import Register, Sink, Vector
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -44,7 +44,7 @@ def floats(value: Value) -> Array:
     if is_vector(value):
         held: Array = value.view(np.float32)
         return held
-    return np.full(LANES, value, np.uint32).view(np.float32)
+    return alike(value, 32).view(np.float32)
 
 
 _TWO: dict[str, Two] = {
@@ -55,7 +55,12 @@ _TWO: dict[str, Two] = {
 
 def _binary(line: Line, width: int, compute: Two, second: int = 0) -> Step:
     mask = MASKS[width]
-    return line.result(width, (width, second or width), lambda a, b: compute(a, b) & mask)
+
+    def wrapped(a: Value, b: Value) -> Value:
+        out = compute(a, b)
+        return out if out.__class__ is np.ndarray else out & mask
+
+    return line.result(width, (width, second or width), wrapped)
 
 
 @operation(r"(add|sub|mul\.lo)\.[us](16|32|64)")
@@ -108,6 +113,13 @@ def shift(line: Line) -> Step:
             if direction == "shl":
                 return a << count
             return to_signed(a, width) >> count if signed else a >> count
+        if not is_vector(b):
+            if b >= width and not signed:
+                return 0
+            count = min(b, width - 1)
+            if direction == "shl":
+                return a << count
+            return (a.view(_SIGNED[width]) >> count).view(a.dtype) if signed else a >> count
         counts = np.minimum(b, width - 1).astype(DTYPES[width])
         wide = np.asarray(a, DTYPES[width])
         if signed:
@@ -206,7 +218,8 @@ def mad(line: Line) -> Step:
     def compute(a: Value, b: Value, c: Value) -> Value:
         if wide:
             a, b = _wide(a, is_signed, width), _wide(b, is_signed, width)
-        return (a * b + c) & MASKS[out]
+        sum_of = a * b + c
+        return sum_of if sum_of.__class__ is np.ndarray else sum_of & MASKS[out]
 
     return line.result(out, (width, width, out), compute)
 

@@ -75,7 +75,7 @@ def _generic(
         here = [((at <= b) & (b < at + run)) for b in held]
         return sum(1 << i for i in set(lanes[np.any(here, axis=0)].tolist()))
 
-    races.touch(shadow, *granules(first, run), access, actor, touching)
+    races.touch(shadow, *granules(first, run), access, actor, w.at, touching)
 
 
 def touch_bytes(w: Warp, shadow: Shadow, first: int, count: int, mode: str) -> None:
@@ -85,16 +85,10 @@ def touch_bytes(w: Warp, shadow: Shadow, first: int, count: int, mode: str) -> N
     w.actor.unfenced = kept
 
 
-def touch_words(w: Warp, at: Array, size: int, mode: str, lanes: Array | None = None) -> None:
-    """A generic access to global memory, at addresses [n, count] of `size` bytes each."""
-    buffer = w.cta.machine.memory.find(int(at.min()), int(at.max()) + size)
-    touch(w, buffer.shadow, at[:, 0] - buffer.base, at.shape[1] * size, mode, lanes)
-
-
 def present(w: Warp, mode: str) -> Access:
     """A generic access of the warp, now."""
     me, actor = (w.cta.index, w.index), w.actor
-    return w.cta.machine.races.access(actor.agent, actor.now, mode, GENERIC, w.at, me)
+    return Access(actor.agent, actor.now, mode, GENERIC, w.at, me)
 
 
 def issue(
@@ -111,7 +105,7 @@ def issue(
     through = shadow.row if row is None else row
     me = (w.cta.index, w.index)
     access = races.access(by.agent, by.clock, mode, through, w.at, me)
-    races.touch(shadow, places, masks, access, w.actor)
+    races.touch(shadow, places, masks, access, w.actor, w.at)
 
 
 def use_barrier(w: Warp, bar: MBarrier) -> None:

@@ -17,9 +17,15 @@ def half_bits(value: Array, bfloat16: bool) -> Array:
     """float32 rounded to nearest even, as the 16 bits of float16 or bfloat16."""
     if not bfloat16:
         return value.astype(np.float16).view(np.uint16)
+    return bfloat16_words(value).astype(np.uint16)
+
+
+def bfloat16_words(value: Array) -> Array:
+    """float32 rounded to nearest even bfloat16, whose 16 bits are the low ones of uint32."""
     word = value.view(np.uint32)
-    rounded = (word + (((word >> 16) & 1) + 0x7FFF).astype(np.uint32)) >> 16
-    return np.where(np.isnan(value), 0x7FFF, rounded).astype(np.uint16)
+    rounded = (word + ((word >> 16 & 1) + np.uint32(0x7FFF))) >> 16
+    nan = np.isnan(value)
+    return np.where(nan, np.uint32(0x7FFF), rounded) if nan.any() else rounded
 
 
 def to_bfloat16(value: Array) -> Array:

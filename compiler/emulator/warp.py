@@ -15,7 +15,7 @@ import numpy as np
 from ptxflow.compiler.emulator.clocks import WARP, Actor
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.grid import Cta, Landing, Owner
-from ptxflow.compiler.emulator.lanes import DTYPES, FULL, LANES, Array, Value, lanes_in, mask_of
+from ptxflow.compiler.emulator.lanes import FULL, Array, Value, alike, lanes_in, mask_of
 
 END = 1 << 60
 
@@ -131,11 +131,11 @@ class Warp(Owner):
 
     @staticmethod
     def vector(value: Value, width: int) -> Array:
-        """A value as a vector of 32."""
+        """A value as a vector of 32, not to be written."""
         if value.__class__ is np.ndarray:
             held: Array = value
             return held
-        return np.full(LANES, value, DTYPES[width])
+        return alike(value, width)
 
     def name(self, slot: int) -> str:
         return self.cta.machine.module.registers[slot].name

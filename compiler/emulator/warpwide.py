@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from functools import reduce as reduce_by
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.formats import extreme
-from ptxflow.compiler.emulator.lanes import LANES, Array, lanes_in
+from ptxflow.compiler.emulator.lanes import FULL, LANES, Array, every, lanes_in
 from ptxflow.compiler.emulator.moves import own_offsets, write_shared
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Pair, Sink
@@ -26,6 +26,14 @@ def _members(w: Warp, members: Read) -> None:
     needed = uniform(w, members(w), "the member mask")
     if needed & w.alive != w.mask:
         raise Fault(f"lanes 0x{w.mask:X} execute it, the member mask is 0x{needed:X}")
+
+
+@lru_cache(maxsize=1024)
+def alike_lanes(mode: str, b: int, c: int) -> tuple[Array, Array]:
+    """As `source_lanes`, where all lanes say the same."""
+    out = source_lanes(mode, np.full(LANES, b & 31), np.full(LANES, c))
+    out[1].flags.writeable = False
+    return out
 
 
 def source_lanes(mode: str, b: Array, c: Array) -> tuple[Array, Array]:
@@ -61,11 +69,14 @@ def shuffle(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         _members(w, members)
-        b, c = (w.vector(x, 32).astype(np.int64) for x in (lane(w), clamp(w)))
-        source, inside = source_lanes(mode, b & 31, c)
+        b, c = lane(w), clamp(w)
+        if b.__class__ is np.ndarray or c.__class__ is np.ndarray:
+            b, c = (w.vector(x, 32).astype(np.int64) for x in (b, c))
+            source, inside = source_lanes(mode, b & 31, c)
+        else:
+            source, inside = alike_lanes(mode, b, c)
         w.sure()
-        read = source[lanes_in(w.mask)]
-        if any(not w.mask >> int(i) & 1 for i in read):
+        if w.mask != FULL and any(not w.mask >> i & 1 for i in source[lanes_in(w.mask)].tolist()):
             raise Fault("reads a lane that is not active")
         held = value(w)
         if w.missing:  # a lane's result is as defined as the lane that it reads
@@ -73,7 +84,7 @@ def shuffle(line: Line) -> Step:
             w.missing = sum(1 << i for i in range(LANES) if lost >> int(source[i]) & 1)
         if held.__class__ is np.ndarray:
             out = held[source]
-            held = int(out[0]) if w.mask == w.alive and (out == out[0]).all() else out
+            held = int(out[0]) if w.mask == w.alive and every(out == out[0]) else out
         w.put(slot, held)
         if inside_slot is not None:
             w.put(inside_slot, inside)
@@ -265,11 +276,14 @@ def fragment_c() -> tuple[Array, Array]:
     return G + 8 * (i >> 1), 2 * Q + (i & 1)
 
 
-def halves(w: Warp, registers: list[Callable[[Warp], Any]], bfloat16: bool) -> Array:
-    """Packed pairs as floats [2 * registers, 32], the low half first."""
-    pairs = rows_of(w, registers).view(np.uint16).reshape(len(registers), LANES, 2)
-    both = np.ascontiguousarray(pairs.transpose(0, 2, 1)).reshape(2 * len(registers), LANES)
-    return decode(both, "bf16" if bfloat16 else "f16")
+def gathered(place: tuple[Array, Array]) -> Array:
+    """Of each element of a matrix: which 16-bit half of the registers [registers, 32] holds it,
+    where element i of lane l, [elements, 32], is at a (row, column)."""
+    row, column = place
+    out = np.empty((int(row.max()) + 1, int(column.max()) + 1), np.int64)
+    i, lane = np.indices(row.shape)
+    out[row, column] = (i // 2 * LANES + lane) * 2 + i % 2
+    return out
 
 
 def rows_of(w: Warp, registers: list[Callable[[Warp], Any]]) -> Array:
@@ -285,17 +299,19 @@ def multiply(line: Line) -> Step:
     line.count(4)
     if line.match[1] != line.match[2]:
         raise line.refuse("types of A and B differ")
-    slots, bfloat16 = line.slots(0, 32), line.match[1] == "bf16"
+    slots = line.slots(0, 32)
     a, b, c = line.readers(1, 32), line.readers(2, 32), line.readers(3, 32)
     if [len(slots), len(a), len(b), len(c)] != [4, 4, 2, 4]:
         raise line.refuse("m16n8k16 has 4, 4, 2 and 4 registers")
-    places_a, places_b, places_c = fragment_a(), fragment_b(), fragment_c()
+    places_a, places_b, places_c = gathered(fragment_a()), gathered(fragment_b()), fragment_c()
+    kind = line.match[1]
 
     def run(w: Warp) -> None:
         w.converged()
-        left, right = np.empty((16, 16), np.float32), np.empty((16, 8), np.float32)
-        left[places_a] = halves(w, a, bfloat16)
-        right[places_b] = halves(w, b, bfloat16)
+        left, right = (
+            decode(rows_of(w, held).view(np.uint16).ravel()[places], kind)
+            for held, places in ((a, places_a), (b, places_b))
+        )
         out = rows_of(w, c).view(np.float32) + (left @ right)[places_c]
         for slot, row in zip(slots, out.view(np.uint32), strict=True):
             w.put(slot, row)
