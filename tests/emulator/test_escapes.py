@@ -130,7 +130,7 @@ def first_rows(self: AttendToLists, t: UOp, span: Any) -> Any:
     table, index = self.work.entry(
         span, self.work.token(span, t, self.row * MMA_TOKENS + (LANE >> 2))
     )
-    return [load_global(self._entry(half), table, index) for half in range(2)]
+    return [load_global(self._entry(half).slot, table, index) for half in range(2)]
 
 
 def other_choice(self: Sum, number: int) -> Any:
