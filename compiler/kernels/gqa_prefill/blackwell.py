@@ -215,7 +215,7 @@ class Kernel(Block):
         self.take(step)
         if masked:
             scores = self.keep.float32(self.tile_kv)
-            emit(at.hide_behind(scores.slot, self.held.slot, visible))
+            emit(at.hide_columns(scores, self.held, visible, visible, whole=True))
         scores = self.hide(scores, step, lambda i: (self.row, i))
         softmax.update_max(scores, masked or bool(self.mask), first, f"{kind}_rises")
         own = softmax.packed_probs(scores, self.packed, self.dtype)
