@@ -124,9 +124,9 @@ def _clear_text(use: UOp, text: dict[str, str]) -> str:
     lines = ["shr.u32 %rb, %lane, 3;", f"mad.lo.u32 %ra, %lane, 16, {text['dst_reg']};"]
     for row in range(0, use.src[0].arg // ROW, 4):
         lines.append(f"setp.ge.s32 %pw, %rb, {text['keep']};")
-        lines.append(f"@%pw st.shared.v4.b32 [%ra+{row * ROW}], {{%rz, %rz, %rz, %rz}};")
+        lines.append(f"@%pw st.shared.v4.b32 [%ra+{row * ROW}], {{0, 0, 0, 0}};")
         lines.append("add.u32 %rb, %rb, 4;")
-    return "\n".join(lines).replace("%rz", "0")
+    return "\n".join(lines)
 
 
 instruction(
