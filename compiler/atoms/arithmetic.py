@@ -83,10 +83,3 @@ instruction(
     each("fma.rn.f32 {dst}, {src}, 0f{factor:08X}, 0f{summand:08X};"),
     "9.7.3.7 fma: times a constant plus a constant, given as float32 bits",
 )
-
-
-instruction(
-    "replace_zero(dst: frag*1 w, src: frag*1 r)",
-    each("setp.eq.f32 %pw, {src}, 0f00000000;\nselp.f32 {dst}, 0f{value:08X}, {src}, %pw;"),
-    "9.7.6 setp, selp: a constant, given as float32 bits, where the value is zero",
-)

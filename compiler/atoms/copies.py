@@ -9,33 +9,38 @@ the kernel never writes; a bulk store belongs to its thread's bulk group.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import CACHED, PREFETCHED
+from ptxflow.compiler.atoms.threads import CACHED, PREFETCHED, Text, written
 from ptxflow.compiler.ir import UOp
 
 CHUNK = 16  # bytes of a lane
-LINE = 128  # bytes of eight lanes
+LINE, BLOCK = 128, 1024  # bytes of eight lanes, and of eight lines
 _FILLED = Rule("it is all of its slot", lambda u: u.src[0].arg == u.arg.attr("bytes"))
 _WHOLE = Rule("it copies whole chunks of 16 bytes", lambda u: u.arg.attr("bytes") % 16 == 0)
 _COUNTED = Rule("tx bytes are below 2^20", lambda u: 0 < u.arg.attr("bytes") < 2**20)
 
 
-def _async_text(use: UOp, text: dict[str, str]) -> str:
-    ahead, inside = use.arg.attr("prefetch"), text["inside"]
-    hint = f".L2::{ahead}B" if ahead else ""
-    size = [] if inside == "1" else [f"selp.u32 %rb, 16, 0, {inside};"]
-    lines = [
-        *size,
-        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};",
-        f"mad.wide.u32 %rda, {text['index']}, 16, {text['base']};",
-        f"cp.async.cg.shared.global{hint} [%ra], [%rda], 16{', %rb' if size else ''};",
-    ]
-    return "\n".join(lines)
+def _copied(*address: str) -> Text:
+    """16 bytes of a lane from an address in %rda, or zeros; where `first` is said, for each block
+    of 1 KiB, from consecutive lines. Addresses are those of the first block, plus constants."""
+    source = written("", *address)
+
+    def write(use: UOp, text: dict[str, str]) -> str:
+        ahead, first, every = *map(use.arg.attr, ("prefetch", "first")), text["inside"] == "1"
+        hint, size = (f".L2::{ahead}B" if ahead else ""), "16" if every else "16, %rb"
+        lines = [] if every else [f"selp.u32 %rb, 16, 0, {text['inside']};"]
+        lines += [source(use, text), f"add.u32 %ra, {text['dst_reg']}, {text['offset']};"]
+        for i in range(1 if first is None else use.src[0].arg // BLOCK):
+            places = f"[%ra+{i * BLOCK}], [%rda+{(first or 0) + i * LINE}]"
+            lines.append(f"cp.async.cg.shared.global{hint} {places}, {size};")
+        return "\n".join(lines)
+
+    return write
 
 
 instruction(
     "copy_async(dst: smem w generic copies, offset: value, base: pointer, index inside: "
     "value, tile: global r read-only)",
-    _async_text,
+    _copied("mad.wide.u32 %rda, {index}, 16, {base};"),
     "9.7.9.25.3.1 cp.async: 16 bytes of each lane, zeros where not `inside`, of which nothing "
     "is read then; index counts 16 bytes; complete with the lane's group, and for other lanes once "
     "they met; L2 may bring `prefetch` bytes at once",
@@ -56,21 +61,13 @@ instruction(
 )
 
 
-def _copy_text(use: UOp, text: dict[str, str]) -> str:
-    size = "16" if text["inside"] == "1" else "%rb"
-    select = "" if size == "16" else f"selp.u32 %rb, 16, 0, {text['inside']};\n"
-    return (
-        f"mad.wide.u32 %rda, {text['column']}, {use.arg.attr('element')}, {text['base']};\n"
-        f"mad.wide.u32 %rda, {text['row']}, {use.arg.attr('pitch')}, %rda;\n"
-        f"{select}add.u32 %ra, {text['dst_reg']}, {text['offset']};\n"
-        f"cp.async.cg.shared.global [%ra], [%rda], 16, {size};"
-    )
-
-
 instruction(
     "copy_chunks(dst: smem*512 w generic copies, offset: value, base: pointer, row column "
     "inside: value, tile: global r read-only) warp",
-    _copy_text,
+    _copied(
+        "mad.wide.u32 %rda, {column}, {element}, {base};",
+        "mad.wide.u32 %rda, {row}, {pitch}, %rda;",
+    ),
     "9.7.9.25 cp.async: 16 bytes of every lane, from a row and column that it names to its "
     "offset; zeros where not `inside`; rows are `pitch` bytes apart",
     sass=("cp.async",),
@@ -85,27 +82,12 @@ instruction(
 )
 
 
-def _lines_text(use: UOp, text: dict[str, str]) -> str:
-    """Addresses of a block's line are those of the first block's, plus constants."""
-    ahead, every = use.arg.attr("prefetch"), text["inside"] == "1"
-    hint, size = (f".L2::{ahead}B" if ahead else ""), "16" if every else "16, %rb"
-    lines = [] if every else [f"selp.u32 %rb, 16, 0, {text['inside']};"]
-    lines += [
-        f"mad.wide.u32 %rda, {text['column']}, 1, {text['base']};",
-        f"mad.wide.u32 %rda, {text['index']}, {use.arg.attr('pitch')}, %rda;",
-        f"add.u32 %ra, {text['dst_reg']}, {text['offset']};",
-    ]
-    block = 8 * LINE  # bytes: eight lines
-    for i in range(use.src[0].arg // block):
-        source = f"%rda+{use.arg.attr('first') + i * LINE}"
-        lines.append(f"cp.async.cg.shared.global{hint} [%ra+{i * block}], [{source}], {size};")
-    return "\n".join(lines)
-
-
 instruction(
     "copy_lines(dst: smem w generic copies, offset: value, base: pointer, index column inside: "
     "value, tile: global r read-only) warp",
-    _lines_text,
+    _copied(
+        "mad.wide.u32 %rda, {column}, 1, {base};", "mad.wide.u32 %rda, {index}, {pitch}, %rda;"
+    ),
     "9.7.9.25 cp.async: a line of 128 bytes of every block of 1 KiB, from consecutive bytes of "
     "a row, `first` and up; each lane names the row, the byte and the place in the first block "
     "of its 16 bytes; zeros where not `inside`; rows are `pitch` bytes apart",
@@ -117,7 +99,7 @@ instruction(
             "rows begin at multiples of 16 bytes",
             lambda u: u.arg.attr("pitch") % CHUNK == u.arg.attr("first") % CHUNK == 0,
         ),
-        Rule("there are whole blocks", lambda u: u.src[0].arg % (8 * LINE) == 0),
+        Rule("there are whole blocks", lambda u: u.src[0].arg % BLOCK == 0),
     ),
 )
 

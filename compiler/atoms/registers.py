@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import each, written
+from ptxflow.compiler.atoms.threads import each, vector, written
 from ptxflow.compiler.ir import UOp
 
 instruction(
@@ -78,9 +78,7 @@ instruction(
 
 
 def _store_text(use: UOp, text: dict[str, str]) -> str:
-    count = use.src[-1].arg
-    kind = "b32" if count == 1 else f"v{count}.b32"
-    registers = text["src"] if count == 1 else f"{{{text['src']}}}"
+    kind, registers = vector(text["src"])
     offset, cache = use.arg.attr("offset"), use.arg.attr("cache")
     place = f"%rda+{offset}" if offset else "%rda"
     guard = "" if text["inside"] == "1" else f"@{text['inside']} "

@@ -44,40 +44,22 @@ instruction(
 )
 
 
-def _hidden(dst: str, src: str, ends: list[tuple[str, int]]) -> str:
-    """Minus infinity where a register's column is not below an end; signed."""
-    lines = []
-    for d, s, (end, column) in zip(pieces(dst), pieces(src), ends, strict=True):
-        lines.append(f"setp.gt.s32 %pw, {end}, {column};")
+def _hide_columns_text(use: UOp, text: dict[str, str]) -> str:
+    rooms, lines = [text["first"], text["second"]], []
+    for i, (d, s) in enumerate(zip(pieces(text["dst"]), pieces(text["src"]), strict=True)):
+        row, column = (0, i) if use.arg.attr("whole") else (i >> 1 & 1, 8 * (i >> 2) + (i & 1))
+        lines.append(f"setp.gt.s32 %pw, {rooms[row]}, {column};")
         lines.append(f"selp.f32 {d}, {s}, {MINUS_INFINITY}, %pw;")
     return "\n".join(lines)
-
-
-def _hide_columns_text(use: UOp, text: dict[str, str]) -> str:
-    rooms = [text["first"], text["second"]]
-    ends = [(rooms[i >> 1 & 1], 8 * (i >> 2) + (i & 1)) for i in range(use.src[0].arg)]
-    return _hidden(text["dst"], text["src"], ends)
 
 
 instruction(
     "hide_columns(dst: frag*n w, src: frag*n r, first second: value)",
     _hide_columns_text,
     "9.7.6 setp, 9.7.7 selp: minus infinity in the columns from one on, which each row says, "
-    "counted from the lane's first one, signed",
+    "counted from the lane's first one, signed; `whole`: registers are columns of the first row",
+    defaults=(("whole", False),),
     rules=(_QUADS,),
-)
-
-
-instruction(
-    "hide_behind(dst: frag*n w, src: frag*n r, visible: value)",
-    lambda use, t: _hidden(
-        t["dst"],
-        t["src"],
-        [(t["visible"], use.arg.attr("first") + i) for i in range(use.src[0].arg)],
-    ),
-    "9.7.6 setp, 9.7.7 selp: minus infinity in the columns behind the first `visible`, signed; "
-    "registers are columns `first` and up of the lane's row",
-    defaults=(("first", 0),),
 )
 
 
@@ -116,9 +98,10 @@ instruction(
     (_QUADS,),
 )
 instruction(
-    "finite_or_zero(dst: frag*n w, a b: frag*n r)",
-    each(f"setp.eq.f32 %pw, {{b}}, {MINUS_INFINITY};\nselp.f32 {{dst}}, 0f00000000, {{a}}, %pw;"),
-    "9.7.6 setp, selp: a, or zero where b is minus infinity",
+    "unless_equal(dst: frag*n w, a b: frag*n r)",
+    each("setp.eq.f32 %pw, {b}, 0f{number:08X};\nselp.f32 {dst}, 0f{instead:08X}, {a}, %pw;"),
+    "9.7.6 setp, selp: a, or zero where b is minus infinity; or other numbers of these bits",
+    defaults=(("instead", 0), ("number", 0xFF800000)),
 )
 instruction(
     "warp_sync_behind(src: frag r, zero: value) warp -> warp_sync",
@@ -141,9 +124,9 @@ def _clear_text(use: UOp, text: dict[str, str]) -> str:
     lines = ["shr.u32 %rb, %lane, 3;", f"mad.lo.u32 %ra, %lane, 16, {text['dst_reg']};"]
     for row in range(0, use.src[0].arg // ROW, 4):
         lines.append(f"setp.ge.s32 %pw, %rb, {text['keep']};")
-        lines.append(f"@%pw st.shared.v4.b32 [%ra+{row * ROW}], {{%rz, %rz, %rz, %rz}};")
+        lines.append(f"@%pw st.shared.v4.b32 [%ra+{row * ROW}], {{0, 0, 0, 0}};")
         lines.append("add.u32 %rb, %rb, 4;")
-    return "\n".join(lines).replace("%rz", "0")
+    return "\n".join(lines)
 
 
 instruction(

@@ -306,7 +306,7 @@ def reciprocal(a: Float32) -> Float32:
 
 def finite_or_zero(a: Float32, b: Float32) -> Float32:
     """a, or 0 where b is minus infinity."""
-    return a.apply(at.finite_or_zero, b)
+    return a.apply(at.unless_equal, b)
 
 
 def select(condition: UInt32, a: Float32, b: Float32) -> Float32:
@@ -330,7 +330,6 @@ def shuffle_from(a: Float32, lane: Value) -> Float32:
 
 def count_lanes(registers: Registers, condition: UOp, name: str = "") -> UInt32:
     """The number of lanes of the warp for which a condition holds, to all of them."""
-    count, out = registers.uint32(0), registers.uint32(name=name)
-    emit(at.count_lanes(count.slot, condition))
-    out.set(count)
+    out = registers.uint32(name=name)
+    emit(at.popc(out, registers.of(at.ballot, condition)))
     return out

@@ -31,6 +31,7 @@ HINTS: dict[str, tuple[Any, ...]] = {  # of loads and stores that have defaults 
     "prefetch": (0, 256),
     "copies": (1, 4),
     "rounding": ("rni", "rzi"),
+    "whole": (False, True),
 }
 ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
@@ -38,13 +39,13 @@ ATTRIBUTES = {
     "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
     "shift": 8, "bits": 9, "size": 128, "vector": 4, "quantity": "mass", "warps": 8,
     "runs": 16, "slots": 64, "vocab": 1000, "group": 4, "peers": 2,
-    "summand": 0x358637BD, "most": 127, "pitch": 2048, "value": 0x3DB504F3, "operation": "add",
+    "summand": 0x358637BD, "most": 127, "pitch": 2048, "operation": "add",
 }  # fmt: skip
 KINDS = {"smem": "%r1+16", "mbar": "%r2", "map": "%rd1", "desc": "%rd2", "tmem": "%r3"}
 COUNTS = {
     ("pack", "src"): 8, ("st_global_narrow", "src"): 1, ("movmatrix", "dst"): 1,
     ("movmatrix", "src"): 1, ("unpack", "dst"): 8,
-    ("ld_global_narrow", "dst"): 1, ("replace_zero", "dst"): 1, ("replace_zero", "src"): 1,
+    ("ld_global_narrow", "dst"): 1,
     ("exp2_rows", "scale"): 1, ("shift_exp2", "scale"): 1, ("mma_16816", "b"): 2,
     ("shuffle_from", "dst"): 1, ("shuffle_from", "src"): 1, ("count_lanes", "dst"): 1,
     ("scale_f32", "b"): 1, ("st_shared", "src"): 1, ("ld_shared", "dst"): 1,

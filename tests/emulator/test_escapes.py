@@ -54,7 +54,7 @@ FAR = 34  # turns of a ring
 unit, query_row, origin = Combine.unit, Span.query_row, Tiling.origin
 wait_full, find, weight_scale = Ring.wait_full, Search.find, Grouped.weight_scale
 stats_of, entry, load_token = Parts.stats_of, Lists.entry, Kernel._load_token
-choices = Sum._choices
+choice = Sum._choice
 tile_at, sweep, streams = schedule.Work.tile_at, Select.sweep, ChunkWarps._streams
 
 
@@ -90,9 +90,9 @@ def late_parity(self: Ring, use: Value) -> Any:
     return at.mbar_wait(slot(self.full, self.stage(use)), (turn & 1) ^ (turn >> 5 & 1))
 
 
-def first_block(self: Grouped, name: str, row: Value, k: Any) -> Any:
+def first_block(self: Grouped, held: Any, row: Value, k: Any) -> Any:
     """The scale of the second product's weights is that of the first block along K."""
-    return weight_scale(self, name, row, k if self.up else k * 0)
+    return weight_scale(self, held, row, k if self.up else k * 0)
 
 
 def other_part(self: Parts, row: Value, column: Value) -> Any:
@@ -130,24 +130,17 @@ def first_rows(self: AttendToLists, t: UOp, span: Any) -> Any:
     table, index = self.work.entry(
         span, self.work.token(span, t, self.row * MMA_TOKENS + (LANE >> 2))
     )
-    return [load_global(self._entry(half), table, index) for half in range(2)]
+    return [load_global(self._entry(half).slot, table, index) for half in range(2)]
 
 
-def other_choice(self: Sum) -> Any:
+def other_choice(self: Sum, number: int) -> Any:
     """The last choice of a token is the one before."""
-    last = CTAID * CHOSEN + CHOSEN - 2
-    words = [("row", "places"), ("share", "shares")]
-    again = [self.word(f"{name}{CHOSEN - 1}_", table, last) for name, table in words]
-    return [*choices(self)[:-1], again]
+    return choice(self, min(number, CHOSEN - 2))
 
 
-def near_tokens(self: Sum) -> Any:
+def near_tokens(self: Sum, number: int) -> Any:
     """Choices of tokens from the 1,024th on are those of that one."""
-    return [
-        [self.word(f"{name}{i}_", table, CTAID.min(1023) * CHOSEN + i)
-         for name, table in (("row", "places"), ("share", "shares"))]
-        for i in range(CHOSEN)
-    ]  # fmt: skip
+    return CTAID.min(1023) * CHOSEN + number
 
 
 def even_queries(self: ChunkWarps) -> Any:
@@ -178,8 +171,8 @@ PLANTS: dict[str, Plant] = {
         gemm.CASES[0][2]),
     "E8 blocks of the second product": (Grouped, "weight_scale", first_block, moe.problem(),
         moe.strategy()),
-    "E8 the last choice": (Sum, "_choices", other_choice, moe.problem(), moe.strategy()),
-    "E8 tokens from 1,024 on": (Sum, "_choices", near_tokens, moe.problem(), moe.strategy()),
+    "E8 the last choice": (Sum, "_choice", other_choice, moe.problem(), moe.strategy()),
+    "E8 tokens from 1,024 on": (Sum, "_choice", near_tokens, moe.problem(), moe.strategy()),
     "E6 mixed lists": (AttendToLists, "_look", first_rows, dsa_sparse.problem(),
         dsa_sparse.strategy()),
     "E5 another chunk of MLA": (Parts, "stats_of", other_part, mla.problem(),

@@ -102,7 +102,7 @@ def test_zero_is_replaced_and_nothing_else() -> None:
     a[:2] = [-0.0, 1e-45, 1.0, -1e-45]
     usual = float_bits(0.125)
     parts = [(slot(OUT, 0, i, 1), slot(A, 0, i, 1)) for i in range(4)]
-    body = [_given("a", A), *(at.replace_zero(d, s, value=usual) for d, s in parts)]
+    body = [_given("a", A), *(at.unless_equal(d, s, s, number=0, instead=usual) for d, s in parts)]
     assert (run(body, (A, OUT), a=a) == np.where(a == 0, np.float32(0.125), a)).all()
 
 

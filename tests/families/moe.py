@@ -172,8 +172,8 @@ ROW = Row(
             "columns", problem(20, **_SMALL), HOPPER["columns"], slow=True,
             faults={
                 "the scale of the gates": (
-                    "%u_factor2, %u_token_scale0, %u_weight_scale1_0",
-                    "%u_factor2, %u_token_scale0, %u_weight_scale0_0",
+                    re.compile(r"((%u_t\d+_)1, (%u_t\d+_)1, (%u_t\d+_0);\s+mul.rn.f32 "
+                               r"(?:\2)2, (?:\3)0), %u_t\d+_0"), r"\1, \4",
                 ),
                 "the factor of shares": (
                     re.compile(r"(mul.rn.f32 %t_t\d+_0, (%t_t\d+_0)), %t_factor0"), r"\1, \2",

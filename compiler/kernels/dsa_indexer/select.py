@@ -18,7 +18,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, value, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, parameters
-from ptxflow.compiler.ir.storage import slot, smem, value_of
+from ptxflow.compiler.ir.storage import slot, smem
 from ptxflow.compiler.kernels.dsa_indexer import decisions
 from ptxflow.compiler.kernels.dsa_indexer.decisions import LINE
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
@@ -150,8 +150,8 @@ class Select:
         self.list = self._lines("entries", self.places * ENTRY_BYTES)
         self.chosen = self._lines("chosen", self.topk * 4)
         self.state, self.count = smem("state", STATE, align=STATE), self._lines("count", 4)
-        self.length = value_of(self.r("length", 1))  # of the sequence, in tokens
-        self.listed = value_of(self.r("listed", 1))
+        self.tokens, self.found = (self.r.uint32(name=n) for n in ("length", "listed"))
+        self.length, self.listed = self.tokens.value, self.found.value  # length of the sequence
         self.keys = self.r.uint32(width=VECTOR * self.loads)  # that a thread looks at
 
     def below(self, count: int) -> UOp | None:
@@ -176,13 +176,13 @@ class Select:
         return finish(self._info((*self.storage, *self.r.storage)), body, meet=False)
 
     def _select(self) -> None:
-        emit(load_global(self.r("length", 1), "seq_lens", self.row))
+        emit(load_global(self.tokens.slot, "seq_lens", self.row))
         self.start()
         self.narrow()
         self.gather()
         with where(CTA_RANK.eq(0) if self.ctas > 1 else None):
             count = slot(self.count, 0, 0, 4)
-            emit(at.ld_shared(self.r("listed", 1), count, 0, alike=True))
+            emit(at.ld_shared(self.found, count, 0, alike=True))
             if self.sorted:
                 Sorting(self).body()
             else:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import LANE, Body, UOp, Value, const, value, value_of
+from ptxflow.compiler.ir import LANE, Body, UOp, Value, const, value
 from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.attend import Attend, Part
 from ptxflow.compiler.kernels.mla.blackwell import Blackwell
@@ -20,6 +20,7 @@ from ptxflow.compiler.kernels.mla.decisions import MMA_TOKENS
 from ptxflow.compiler.kernels.mla.shape import Shape
 from ptxflow.compiler.kernels.mla.span import Span, Work
 from ptxflow.compiler.tile.tensors import load_global
+from ptxflow.compiler.tile.values import UInt32
 
 LIST = "sparse_indices"
 NONE = 0xFFFFFFFF  # -1: the entry names no row
@@ -90,15 +91,15 @@ class AttendToLists(Attend):
         for half in range(2):
             number = self.row * MMA_TOKENS + 8 * half + (LANE >> 2)
             table, index = self.work.entry(span, self.work.token(span, t, number))
-            out.append(load_global(self._entry(half), table, index))
+            out.append(load_global(self._entry(half).slot, table, index))
         return out
 
-    def _entry(self, half: int) -> UOp:
-        return self.r(f"entry{half}", 1)
+    def _entry(self, half: int) -> UInt32:
+        return self.r.uint32(name=f"entry{half}")
 
     def _counts(self, seen: UOp, half: int) -> UOp:
         lists = Lists(self)
-        named = lists.there(value_of(self._entry(half)))
+        named = lists.there(self._entry(half).value)
         return named if lists.even else seen & named
 
     def _leave(self, span: Span) -> None:

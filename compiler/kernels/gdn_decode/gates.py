@@ -46,5 +46,5 @@ def decay(A_log: Float32, a: Float32, dt_bias: Float32) -> Float32:
 def output_scale(registers: Registers, size: int) -> Float32:
     """Of outputs: the input `scale`, or 1 / sqrt(size) where that is absent or zero."""
     given = registers.uint32(param("scale"))
-    usual = float_bits(1 / math.sqrt(size))
-    return Float32(registers, given.slot).apply(at.replace_zero, value=usual)
+    x, usual = Float32(registers, given.slot), float_bits(1 / math.sqrt(size))
+    return x.apply(at.unless_equal, x, number=0, instead=usual)

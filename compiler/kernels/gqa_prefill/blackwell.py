@@ -26,7 +26,7 @@ from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.operands import k_major, tcgen05
 from ptxflow.compiler.tile.rings import GATHERED, Ring
 from ptxflow.compiler.tile.softmax import RISE, OnlineSoftmax, WholeRow
-from ptxflow.compiler.tile.values import Float32, emit, repeat, traced, where
+from ptxflow.compiler.tile.values import Float32, UInt32, emit, repeat, traced, where
 
 COLUMNS = 32  # of tensor memory that a lane moves at a time
 QUAD = 4  # registers of a chunk
@@ -38,7 +38,7 @@ class Kernel(Block):
     warp_rows = 32
 
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
-        self.here = dict[str, UOp]()
+        self.here = list[tuple[UInt32, UOp]]()
         super().__init__(problem, strategy, device)
         tiles = self.consumers
         self.softmax = OnlineSoftmax(
@@ -64,15 +64,12 @@ class Kernel(Block):
     # -- which tile ----------------------------------------------------------------------------
 
     def kept(self, name: str, found: UOp) -> UOp:
-        self.here[name] = found
-        return self.value(f"{name}_here")
+        self.here.append((self.keep.uint32(name=f"{name}_here"), found))
+        return self.here[-1][0].value
 
     def find(self) -> list[Body]:
         """Every warp keeps what is found, divisions made."""
-        return [
-            *super().find(),
-            *(at.mov(self.keep(f"{n}_here", 1), v) for n, v in self.here.items()),
-        ]
+        return [*super().find(), *(at.mov(held, found) for held, found in self.here)]
 
     # -- the whole -----------------------------------------------------------------------------
 
@@ -117,8 +114,8 @@ class Kernel(Block):
         for i, row in enumerate(rows):
             token = first + LANE * GATHERED + i
             past = 1 - (self.keys - token.min(self.keys)).min(1)  # rows that are negative are zeros
-            emit(self._page(f"page_{i}_", token // self.page))
-            page = self.value(f"page_{i}_") * self.page + token % self.page
+            emit(self._page(self.page_of(i), token // self.page))
+            page = self.page_of(i).value * self.page + token % self.page
             emit(at.mov(row.slot, page + (past << 31)))
         emit(tiles.ring.wait_empty(step), single(tiles.expect(step)))
         group = var(f"{name}_group")
@@ -218,7 +215,7 @@ class Kernel(Block):
         self.take(step)
         if masked:
             scores = self.keep.float32(self.tile_kv)
-            emit(at.hide_behind(scores.slot, self.held.slot, visible))
+            emit(at.hide_columns(scores, self.held, visible, visible, whole=True))
         scores = self.hide(scores, step, lambda i: (self.row, i))
         softmax.update_max(scores, masked or bool(self.mask), first, f"{kind}_rises")
         own = softmax.packed_probs(scores, self.packed, self.dtype)

@@ -40,7 +40,7 @@ from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import Matrix, rows_along_k
 from ptxflow.compiler.tile.rings import Ring, Tiles
 from ptxflow.compiler.tile.tensors import load_global
-from ptxflow.compiler.tile.values import emit, repeat, traced
+from ptxflow.compiler.tile.values import UInt32, emit, repeat, traced
 
 ENTRY = "gqa_prefill"
 WIDE = ROW // ELEMENT  # elements of a column block
@@ -109,16 +109,20 @@ class Keys(Work):
     def _look_up(self, step: UOp) -> list[UOp]:
         """The pages of a step's tile; page 0 stands for those past the sequence's end."""
         first = self.tile_at(step) * self.tile_kv // self.page if self.page else value(0)
-        return [self._page(f"page_{i}_", first + i) for i in range(self.pages)]
+        return [self._page(self.page_of(i), first + i) for i in range(self.pages)]
 
-    def _page(self, name: str, index: UOp) -> UOp:
+    def page_of(self, number: int) -> UInt32:
+        """The register with a page."""
+        return self.keep.uint32(name=f"page_{number}_")
+
+    def _page(self, held: UInt32, index: UOp) -> UOp:
         """A page of the sequence, by its place among them."""
-        first, end = self.value("kv_first"), self.value("kv_end")
+        first, end = self.kv_first.value, self.kv_end.value
         entry, inside = first + index, first + index < end
         if self.page_map:
-            entry = self.page_map.place(self.value("after") - 1, index, end - first)
+            entry = self.page_map.place(self.after.value - 1, index, end - first)
             inside = index < end - first
-        return load_global(self.keep(name, 1), "kv_indices", entry, inside)
+        return load_global(held.slot, "kv_indices", entry, inside)
 
     def _fill(self, step: UOp) -> None:
         """A stage of both rings, when it is free."""
@@ -131,8 +135,8 @@ class Keys(Work):
         """The first row of a box, among all tokens or slots of pages."""
         first = self.tile_at(step) * self.tile_kv
         if not self.page:
-            return self.value("kv_first") + first
-        return self.value(f"page_{box}_") * self.page + first % self.page
+            return self.kv_first.value + first
+        return self.page_of(box).value * self.page + first % self.page
 
     # -- filling, row by row -------------------------------------------------------------------
 
@@ -142,8 +146,8 @@ class Keys(Work):
         rows = self.tile_kv // COPIERS
         mine = warp * rows
         first = self.tile_at(step) * self.tile_kv + mine
-        pages = {i: f"page_{i}_" for i in range(0, rows, WARP_LANES)}
-        emit([self._page(name, (first + i + LANE) // self.page) for i, name in pages.items()])
+        pages = {i: self.page_of(i) for i in range(0, rows, WARP_LANES)}
+        emit([self._page(page, (first + i + LANE) // self.page) for i, page in pages.items()])
         for name, (ring, _) in self.rings.items():
             emit(ring.wait_empty(step))
             for i, page in pages.items():
@@ -152,8 +156,8 @@ class Keys(Work):
                 with repeat(turn, count // at_once, rolled=True):
                     for j in range(at_once):
                         row = (turn * at_once + j) * LINES
-                        told = self.keep.uint32(name=f"{name}_{page}of_{j}_")
-                        emit(at.shuffle_from(told.slot, self.keep(page, 1), row + (LANE >> 3)))
+                        told = self.keep.uint32(name=f"{name}_page_{i}_of_{j}_")
+                        emit(at.shuffle_from(told, page, row + (LANE >> 3)))
                         self._copy_lines(name, step, told.value, mine + i, first + i, row)
             emit(at.copies_commit())
             if name == "k":

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, part, slot, when
+from ptxflow.compiler.ir import LANE, WARP, Body, UOp, slot, when
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_prefill.schedule import PARTIAL, Work
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.softmax import MINUS_INFINITY, OnlineSoftmax
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, emit, traced
+from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced
 
 if TYPE_CHECKING:
     from ptxflow.compiler.ir import Value
@@ -34,6 +34,11 @@ class Lines(Work):
     warp_rows = 16
     q_tile: SmemTile
     q_smem: UOp
+
+    @property
+    def line(self) -> UInt32:
+        """What a lane has of LINES rows."""
+        return self.keep.uint32(name="line", width=4)
 
     def _chunk(self, row: Value, chunk: UOp) -> UOp:
         """Byte of a chunk of a row, from a place whose rows are a multiple of eight."""
@@ -87,7 +92,7 @@ class Lines(Work):
         """Some rows of a column block: 16 bytes a lane, eight lanes to a row."""
         line, chunk = LANE >> 3, LANE & 7
         at_byte = line * ROW + ((chunk ^ ((line + row) & 7)) << 4)
-        return at.ld_shared_v4(self.keep("line", 4), self._place(row, LINES, column), at_byte)
+        return at.ld_shared_v4(self.line, self._place(row, LINES, column), at_byte)
 
     def _store_line(self, column: int, row: int) -> UOp:
         """What lanes hold of these rows."""
@@ -96,7 +101,7 @@ class Lines(Work):
         return store_global(
             "output",
             self.index(mine) * self.dim + (column + (chunk << 3)),
-            self.keep("line", 4),
+            self.line.slot,
             self.rectangle("output", WARP * self.warp_rows + row, LINES, column, WIDE),
             self.row_inside(mine),
             element=ELEMENT,
@@ -104,15 +109,15 @@ class Lines(Work):
 
     def store_nothing(self) -> list[Body]:
         """Of rows that see no key: zeros, and a log-sum-exp of -inf. Queries are not read."""
-        zero, nothing = self.keep("line", 4), self.keep("nothing", 1)
+        nothing = self.keep.uint32(name="nothing")
         lane, rows = LANE % self.warp_rows, self.warp_rows
         row = WARP * rows + lane
         place = self.rectangle("lse", WARP * rows, rows, 0, 1)
         inside = (LANE // rows).eq(0) & self.row_inside(row)
         return [
-            [at.mov(part(zero, i, 1), 0) for i in range(4)],
+            [at.mov(each, 0) for each in self.line],
             at.mov(nothing, MINUS_INFINITY),
-            store_global("lse", self.index(row), nothing, place, inside),
+            store_global("lse", self.index(row), nothing.slot, place, inside),
             self._every_line(self._store_line),
         ]
 

@@ -15,7 +15,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, Op, UOp, Value, const, param, value, var
 from ptxflow.compiler.ir.statements import Body, loop
-from ptxflow.compiler.ir.storage import global_tensor, value_of
+from ptxflow.compiler.ir.storage import global_tensor
 from ptxflow.compiler.kernels.attention.sequences import load_index
 from ptxflow.compiler.kernels.gqa_prefill.decisions import HEADS, tile_rows
 from ptxflow.compiler.kernels.gqa_prefill.mask import Mask
@@ -23,10 +23,11 @@ from ptxflow.compiler.kernels.gqa_prefill.page_map import PageMap
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.launch import Expr, Param
-from ptxflow.compiler.tile.values import Float32, Registers, emit
+from ptxflow.compiler.tile.values import Float32, Registers, UInt32, emit
 
 WARP_LANES = 32
 SEQUENCES: dict[str, Param | Expr] = {"sequences": "len_indptr - 1"}
+LOOKED_UP = "start", "after", "q_first", "q_end", "kv_first", "kv_end", "last"
 PARTIAL = "partial"  # what parts of the keys come to, and its log-sum-exp
 
 
@@ -57,7 +58,9 @@ class Work:
         self.units = self.heads // self.share  # of heads, side by side
         self.cut: int = strategy.get("parts", 1)  # parts of a tile's keys, at most
         self.least: int = strategy.get("least", 1)  # tiles of keys of a part, at least
-        self.keep = Registers(self.prefix)
+        r = self.keep = Registers(self.prefix)
+        self.start, self.after, *bounds, self.last = (r.uint32(name=n) for n in LOOKED_UP)
+        self.q_first, self.q_end, self.kv_first, self.kv_end = bounds
         self._tile()
         self._keys()
         if self.cut > 1:
@@ -72,8 +75,8 @@ class Work:
         # the last tiles of sequences see the most keys, and come first
         self._number = numbers - 1 - block
         # queries of the sequence, the tile's first token among them, and among all
-        first, end = self.value("q_first"), self.value("q_end")
-        before = first // self.tokens + (self.value("after") - 1)
+        first, end = self.q_first.value, self.q_end.value
+        before = first // self.tokens + (self.after.value - 1)
         self.queries = self.kept("queries", end - first)
         self.first_token = self.kept("tile_from", (self._number - before) * self.tokens)
         self.first_row = first + self.first_token
@@ -94,11 +97,11 @@ class Work:
 
     def _keys(self) -> None:
         """Which keys the tile's queries see."""
-        entries = self.value("kv_end") - self.value("kv_first")
+        entries = self.kv_end.value - self.kv_first.value
         self.keys = entries  # of the sequence
         if self.page > 1:
             full = entries.min(1)  # a sequence without pages has no last one
-            self.keys = (entries - full) * self.page + full * self.value("last")
+            self.keys = (entries - full) * self.page + full * self.last.value
         # behind the tile's last token, among the queries of its sequence
         end = (self.first_token + self.tokens).min(self.queries)
         left = self.queries - self.queries.min(self.first_token)
@@ -129,10 +132,6 @@ class Work:
         """What every warp uses of what it finds: worked out anew each time."""
         return found
 
-    def value(self, name: str) -> UOp:
-        """The value of a register."""
-        return value_of(self.keep(name, 1))
-
     @property
     def blocks(self) -> Expr:
         """Tiles that there can be, in all heads."""
@@ -146,35 +145,35 @@ class Work:
         What it looks up then lies in lines that the search has brought, of all tables at once: no
         number in them is negative, but the count waits for it.
         """
-        i, count = var("group"), self.keep("count", 1)
+        i, count, r = var("group"), self.keep.uint32(name="count"), self.keep
         sequence = i * WARP_LANES + LANE
         inside = sequence < param("sequences")
-        number = self.value("start") // self.tokens + sequence
+        number = self.start.value // self.tokens + sequence
         tables = ("kv_indptr", "kv_last_page_len")[: 1 + (self.page > 1)]
-        others = {f"some_{table}": table for table in tables}
+        others = {table: r.uint32(name=f"some_{table}") for table in tables}
         counted = inside & (number < self._number + 1)
-        for name in others:
-            counted = counted & (self.value(name) < 1 << 31)
+        for held in others.values():
+            counted = counted & (held.value < 1 << 31)
         search = [
-            self._word("start", "qo_indptr", sequence, inside),
-            *(self._word(name, table, sequence, inside) for name, table in others.items()),
+            self._word(self.start, "qo_indptr", sequence, inside),
+            *(self._word(held, table, sequence, inside) for table, held in others.items()),
             at.count_lanes(count, counted),
         ]
         groups = (param("sequences") + (WARP_LANES - 1)) // WARP_LANES
-        after = self.value("after")
+        after = self.after.value
         return [
             at.mov(count, 0),
             loop(i, groups, search),
-            at.copy(self.keep("after", 1), count),
-            self._word("q_first", "qo_indptr", after - 1),
-            self._word("q_end", "qo_indptr", after),
-            self._word("kv_first", "kv_indptr", after - 1),
-            self._word("kv_end", "kv_indptr", after),
-            self._word("last", "kv_last_page_len", after - 1) if self.page > 1 else None,
+            at.copy(self.after, count),
+            self._word(self.q_first, "qo_indptr", after - 1),
+            self._word(self.q_end, "qo_indptr", after),
+            self._word(self.kv_first, "kv_indptr", after - 1),
+            self._word(self.kv_end, "kv_indptr", after),
+            self._word(self.last, "kv_last_page_len", after - 1) if self.page > 1 else None,
         ]
 
-    def _word(self, name: str, tensor: str, index: UOp, inside: Value = 1) -> UOp:
-        return load_index(self.keep(name, 1).src[0], tensor, index, inside)
+    def _word(self, held: UInt32, tensor: str, index: UOp, inside: Value = 1) -> UOp:
+        return load_index(held.slot.src[0], tensor, index, inside)
 
     # -- which keys ----------------------------------------------------------------------------
 

@@ -323,7 +323,7 @@ class Warpgroup:
 
     def _store_lines(self, span: Span, first: int, block: int) -> None:
         """Four rows of a column block: 16 bytes a lane, eight lanes to a row."""
-        kernel, part_, loaded = self.kernel, self.values, self.r("line", 4)
+        kernel, part_, loaded = self.kernel, self.values, self.r.uint32(name="line", width=4)
         group, above = divmod(first, 8)
         line, chunk = (LANE >> 3) + above, LANE & 7
         row = self.row + first + (LANE >> 3)
@@ -336,4 +336,4 @@ class Warpgroup:
         inside = row // kernel.own_heads < span.queries
         lines = slot(part_.queries, 0, offset, LINES * LINE)
         emit(at.ld_shared_v4(loaded, lines, (LANE >> 3) * LINE + ((chunk ^ line) << 4)))
-        emit(store_global("output", index, loaded, place, inside, element=CHUNK))
+        emit(store_global("output", index, loaded.slot, place, inside, element=CHUNK))

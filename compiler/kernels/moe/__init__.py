@@ -63,19 +63,19 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
         out.append(Trip(f"{tokens} tokens", (("seq_len", tokens),), written, ROUTE))
     many = 2 * place.warps * LANES
     for tokens, tiles in ((LANES, 0), (LANES, 1), (many, many)):
-        values = (("seq_len", tokens), (place.value("tiles").arg[0], tiles))
+        values = (("seq_len", tokens), (place.tiles.value.arg[0], tiles))
         listed = (("places", tokens, 8), ("work", tiles, 4), ("tiles", 1, 1))
         name = f"{tokens} tokens, {tiles} tiles"
         out.append(Trip(name, values, listed if tiles > 1 else (), PERMUTE))
     order = Ordered(p, s, device)
     if order.copied:
-        held = tuple((order.value(f"row{i}_").arg[0], i) for i in range(8))
+        held = tuple((row.value.arg[0], i) for i, row in enumerate(order.chosen))
         written = (("ordered", 8, order.hidden), ("ordered_scale", 8, order.hidden // BLOCK))
         out.append(Trip("a token's rows", (*held, ("seq_len", 1), ("rows", 8)), written, ROWS))
     for product in products(p, s, device):
         out += _of_product(product)
     total = Combine(p, s, device)
-    held = tuple((total.value(f"row{i}_").arg[0], 0) for i in range(8))
+    held = tuple((row.value.arg[0], 0) for row in total.chosen)
     columns = total.hidden if total.parts == 1 else min(total.hidden, total.columns)
     out.append(Trip("a token", held, (("output", 1, columns),), COMBINE))
     return out
@@ -86,12 +86,12 @@ def _of_product(g: Products) -> list[Trip]:
     plan.append((1, 2 * g.stages + 1))
     out = []
     for steps, tiles in plan:
-        prefix, whose = ("u_", "cpf") if g.up else ("d_", "cp")
-        names = {"tiles": tiles, "c_left": g.tile_t, "p_left": g.tile_t}
-        names |= {f"{who}_{n}": 0 for who in whose for n in ("expert", "row", "weight")}
-        names |= {f"token{i}_": 0 for i in range(g.lines if g.gathers else 0)}
-        values = {f"{prefix}{name}": n for name, n in names.items()}
-        values |= {
+        held = {g.tiles: tiles, g.mine.left: g.tile_t, g.filled.left: g.tile_t}
+        held |= {
+            x: 0 for of in (g.mine, g.filled, g.feeding) for x in (of.expert, of.row, of.weight)
+        }
+        held |= dict.fromkeys(g.line_tokens, 0)
+        values = {register.value.arg[0]: n for register, n in held.items()} | {
             "steps": steps,
             "tiles_w": 1,
             "tiles_ahead": 2,

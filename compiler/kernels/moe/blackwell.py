@@ -48,7 +48,7 @@ class Products(WaveSums):
         i, k = var("tile_m"), var("k_issue")
         issue = single(loop(i, self.my_tiles, loop(k, self.steps, self.issue(self.use(i, k)))))
         roles = [
-            role(sums, self.find(), self.each_tile("c", self.multiply)),
+            role(sums, self.find(), self.each_tile(self.mine, self.multiply)),
             role(control, self.produce(warps), when(WARP.eq(warps + ISSUER), self.find(), issue)),
         ]
         storage = (self.done.full, self.done.empty, *self.epilogue.storage, self.buffer)
@@ -111,7 +111,7 @@ class Products(WaveSums):
 
     def _add_chunk(self, number: UOp, wave: int, first: int) -> list[Body]:
         """Some columns of a wave, scaled."""
-        held = self.r("part", self.chunk)
+        held = self.part
         column: Value = (WARP >> 2) * self.own + first
         source = slot(self.buffer, self.done.stage(number), column, self.chunk)
         quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up

@@ -4,17 +4,16 @@ order of experts and float32, rounded once. Tokens that chose no local expert ge
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, var
-from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, parameters
-from ptxflow.compiler.ir.storage import anywhere, global_tensor, part, rectangle
+from ptxflow.compiler.ir.statements import KernelInfo, parameters
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
 from ptxflow.compiler.kernels.moe.problem import CHOSEN
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, PARTIAL_BYTES, Shape
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global, store_global
+from ptxflow.compiler.tile.values import Float32, emit, fma, repeat, traced
 
 ENTRY = "moe_total"
 VECTOR = 16  # bytes that a lane loads
@@ -32,14 +31,11 @@ class Combine(Shape):
         self.token = CTAID // self.parts
         self.element = PARTIAL_BYTES[s.partials]
         self.held = VECTOR // self.element  # columns of a lane
+        self.chosen = [self.r.uint32() for _ in range(CHOSEN)]  # rows of the token's choices
 
     def build(self) -> UOp:
         """The lowered kernel."""
-        turn = var("turn")
-        steps = -(-self.hidden // (self.columns * self.parts))
-        column = ((turn * self.parts + CTAID % self.parts) * self.warps + WARP) * (32 * self.held)
-        body: list[Body] = [self.wait(), *self._choices()]
-        body.append(loop(turn, steps, self._columns(column), rolled=True))
+        body = traced(self._combine)
         arch, late, storage = self.device.arch, self.dependent, self.r.storage
         info = KernelInfo(ENTRY, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)
@@ -53,50 +49,33 @@ class Combine(Shape):
         """That a CTA takes at a time."""
         return 32 * self.held * self.warps
 
-    def _choices(self) -> list[Body]:
-        """The token's rows and shares."""
-        return [
-            [
-                self.word(f"row{i}_", "places", self.token * CHOSEN + i),
-                self.word(f"share{i}_", "shares", self.token * CHOSEN + i),
-            ]
-            for i in range(CHOSEN)
-        ]
+    def _combine(self) -> None:
+        turn, shares = var("turn"), [self.r.float32() for _ in self.chosen]
+        emit(self.wait())
+        for i, (row, share) in enumerate(zip(self.chosen, shares, strict=True)):
+            index = self._choice(i)
+            emit(self.word(row, "places", index), self.word(share, "shares", index))
+        steps = -(-self.hidden // (self.columns * self.parts))
+        warp = (turn * self.parts + CTAID % self.parts) * self.warps + WARP
+        with repeat(turn, steps, rolled=True):
+            self._columns(warp * (32 * self.held), shares)
 
-    def _columns(self, first: UOp) -> list[Body]:
-        r = self.r
-        column = first + LANE * self.held
+    def _choice(self, number: int) -> UOp:
+        """One of the token's among all."""
+        return self.token * CHOSEN + number
+
+    def _columns(self, first: UOp, shares: list[Float32]) -> None:
+        r, column = self.r, first + LANE * self.held
         in_row = column < self.hidden
-        loads, adds = list[Body](), list[Body]()
-        total = r("total", self.held)
-        wide = r("wide", self.held)
-        for i in range(CHOSEN):
-            row = self.value(f"row{i}_")
-            packed = r(f"packed{i}_", 4)
-            place = anywhere("partial")
-            loads.append(
-                load_global(
-                    packed,
-                    "partial",
-                    row * self.hidden + column,
-                    row.ne(NOWHERE) & in_row,
-                    place,
-                    element=self.element,
-                    handed=True,
-                )
-            )
-            values = packed
-            if self.s.partials == BFLOAT16:
-                adds.append(at.unpack(wide, packed, dtype="bf16"))
-                values = wide
-            adds.append(at.fma_f32(total, values, r(f"share{i}_", 1), total))
-        out = r("rounded", self.held // 2)
-        place = rectangle(global_tensor("output"), self.token, first, 1, 32 * self.held)
-        index = self.token * self.hidden + column
-        return [
-            loads,
-            at.mov(total, 0),
-            adds,
-            at.pack(out, part(total, 0, self.held), dtype="bf16"),
-            store_global("output", index, out, place, in_row, element=2),
-        ]
+        loaded = [r.uint32(width=4) for _ in shares]
+        for row, held in zip(self.chosen, loaded, strict=True):
+            index, inside = row.value * self.hidden + column, row.value.ne(NOWHERE) & in_row
+            size = self.element
+            emit(load_global(held.slot, "partial", index, inside, None, size, handed=True))
+        total = r.constant(0.0, self.held)
+        for share, held in zip(shares, loaded, strict=True):
+            wide = held.unpack("bf16") if self.s.partials == BFLOAT16 else Float32(r, held.slot)
+            total = fma(wide, share, total)
+        place = self.token, first, 1, 32 * self.held
+        index, out = self.token * self.hidden + column, total.pack("bf16").slot
+        emit(store_global("output", index, out, place, in_row, element=2))

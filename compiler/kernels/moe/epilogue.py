@@ -220,8 +220,9 @@ class WaveSums(Grouped):
         self.width = self.tile_t if self.swapped else self.tile_w // self.waves
         self.units = blocks // self.waves if self.swapped else 1  # products of a wave
         self.own = self.units * self.width // self.consumers  # columns of a wave, of a warpgroup
-        self.acc = self.r("acc", self.waves * self.own)
+        self.acc = self.r.fresh(self.waves * self.own)
         self.chunk = gcd(self.own, self.width, COLUMNS)
+        self.part = self.r.fresh(self.chunk)
 
 
 class TokenLanes(Epilogue):
@@ -235,6 +236,9 @@ class TokenLanes(Epilogue):
         self.storage = (self.peaks,) if g.up and g.consumers > 1 else ()
         self.meets = bool(self.storage)  # whether all warps do behind their last look at TMEM
         self.row = (WARP & 3) * LANES + LANE
+        self.token_scale = g.r.float32()
+        self.weight_scales = [g.r.float32() for _ in self._rows]
+        self.scale_factors = g.r.float32(len(self._rows))
 
     def column(self, wave: int, first: int) -> UOp:
         """Of the tile, from the warpgroup's column `first` of a wave on."""
@@ -255,26 +259,21 @@ class TokenLanes(Epilogue):
 
     def load_weight_scales(self, k: UOp) -> list[UOp]:
         g = self.g
-        first = g.value("c_weight") * (g.tile_w // 2 if g.up else g.tile_w)
-        rows = enumerate(self._rows)
-        return [g.weight_scale(f"weight_scale{b}_", first + row, k) for b, row in rows]
+        first = g.mine.weight.value * (g.tile_w // 2 if g.up else g.tile_w)
+        rows = zip(self.weight_scales, self._rows, strict=True)
+        return [g.weight_scale(held, first + row, k) for held, row in rows]
 
     def load_token_scales(self, scales: UOp) -> list[UOp]:
         """Of the lane's token, and its products with those of weights."""
-        g, count = self.g, len(self._rows)
-        own = g.r("token_scale", 1)
+        own, both = self.token_scale, zip(self.scale_factors, self.weight_scales, strict=True)
         return [
             at.ld_shared_lanes(own, scales, self.row << 2),
-            *(
-                at.scale_f32(part(g.r("factor", count), b, 1), own, g.r(f"weight_scale{b}_", 1))
-                for b in range(count)
-            ),
+            *(at.scale_f32(factor, own, held) for factor, held in both),
         ]
 
     def factors(self, wave: int, first: int) -> Factors:
         """Of some columns of a wave."""
-        g = self.g
-        factor = g.r("factor", len(self._rows))
+        g, factor = self.g, self.scale_factors.slot
         if g.up:
             return [], factor, tuple([0] * GATE + [1] * GATE)
         return [], factor, (wave * g.width // max(g.width, BLOCK),)
@@ -343,6 +342,9 @@ class WeightLanes(Columns):
         super().__init__(g, g.acc)
         self.blocks = g.acc.arg // g.tile_t  # of a warpgroup
         self.meets = g.up  # whether all warps do behind their last look at tensor memory
+        self.token_scales, self.scale_factors = g.r.float32(g.tile_t), g.r.float32(g.chunk)
+        blocks = 1 if g.up else g.waves * (g.own // g.tile_t)
+        self.weight_scales = [g.r.float32() for _ in range(blocks)]
 
     def block(self, wave: int, own: int) -> UOp:
         """A block of the tile: the warpgroup's number `own` of a wave."""
@@ -354,34 +356,26 @@ class WeightLanes(Columns):
     def load_weight_scales(self, k: UOp) -> list[UOp]:
         """Of the lane's row in each block; the halves of the first product alternate."""
         g = self.g
-        tile = g.value("c_weight")
+        tile, each = g.mine.weight.value, g.own // g.tile_t
         if g.up:
             row = tile * (g.tile_w // 2) + (LANE >> 3 & 1) * g.inner
-            return [g.weight_scale("weight_scale0_", row, k)]
-        each = g.own // g.tile_t
+            return [g.weight_scale(self.weight_scales[0], row, k)]
         return [
-            g.weight_scale(
-                f"weight_scale{w * each + b}_", tile * g.tile_w + self.block(w, b) * TMEM_ROWS, k
-            )
-            for w in range(g.waves)
-            for b in range(each)
+            g.weight_scale(held, tile * g.tile_w + self.block(*divmod(i, each)) * TMEM_ROWS, k)
+            for i, held in enumerate(self.weight_scales)
         ]
 
     def load_token_scales(self, scales: UOp) -> list[UOp]:
-        own = self.g.r("token_scale", self.g.tile_t)
-        return [
-            at.ld_shared_lanes(part(own, i, QUAD), scales, 4 * i) for i in range(0, own.arg, QUAD)
-        ]
+        own = self.token_scales
+        return [at.ld_shared_lanes(own[i : i + QUAD], scales, 4 * i) for i in range(0, own.n, QUAD)]
 
     def factors(self, wave: int, first: int) -> Factors:
         """Of some tokens."""
-        g = self.g
-        own, factor = g.r("token_scale", g.tile_t), g.r("factor", g.chunk)
+        g, factor = self.g, self.scale_factors
         block, token = divmod(first, g.tile_t)
         number = 0 if g.up else wave * (g.own // g.tile_t) + block
-        scale = g.r(f"weight_scale{number}_", 1)
-        statement = at.scale_f32(factor, part(own, token, g.chunk), scale)
-        return [statement], factor, tuple(range(g.chunk))
+        own, scale = self.token_scales[token : token + g.chunk], self.weight_scales[number]
+        return [at.scale_f32(factor, own, scale)], factor.slot, tuple(range(g.chunk))
 
     # -- what a tile leaves --------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ the device knows. A step is one block of K, 128 elements: 128 bytes of every row
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
@@ -45,10 +46,26 @@ from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.rings import Ring, Tiles
 from ptxflow.compiler.tile.tensors import load_global, store_global
+from ptxflow.compiler.tile.values import Float32, Registers, UInt32
 
 ROW = 128  # bytes of a row in a step
 GATE_ROWS = 8  # rows of one half that stand together
 ENTRIES = {True: "moe_up", False: "moe_down"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a role, by its letter, knows of its tile: its weights' number, and a line of `work`."""
+
+    who: str
+    weight: UInt32
+    expert: UInt32
+    row: UInt32
+    left: UInt32
+
+    @staticmethod
+    def of(r: Registers, who: str) -> Found:
+        return Found(who, *(r.uint32() for _ in range(4)))
 
 
 class Grouped(Shape):
@@ -86,33 +103,38 @@ class Grouped(Shape):
         self.ahead = int(s.get("ahead", 0)) if up else 0
         self._own_rows = self.tile_t // self.copiers  # rows of the tile that a warp copies
         self.lines = self._own_rows // LINES  # groups of rows that a warp copies together
-        self.scale_words = -(-self._own_rows // 32)  # rows of which a lane copies the scale
+        scale_words = -(-self._own_rows // 32)  # rows of which a lane copies the scale
+        r = self.r
+        self.tiles = r.uint32()  # of rows
+        self.mine, self.filled, self.feeding = (Found.of(r, who) for who in "cpf")
+        self.line_tokens = [r.uint32() for _ in range(self.lines)]
+        self.scale_tokens = [r.uint32() for _ in range(scale_words)]
 
     # -- which tile ----------------------------------------------------------------------------
 
     def find(self) -> list[Body]:
         """What a role does first."""
-        return [self.wait(), self.word("tiles", "tiles", 0)]
+        return [self.wait(), self.word(self.tiles, "tiles", 0)]
 
     @property
     def my_tiles(self) -> UOp:
         """How many tiles this CTA takes."""
-        ctas, all_tiles = special("ctas"), self.value("tiles") * self.tiles_w
+        ctas, all_tiles = special("ctas"), self.tiles.value * self.tiles_w
         return (all_tiles + (ctas - 1 - CTAID)) // ctas
 
-    def each_tile(self, who: str, body: Callable[[UOp], Body]) -> UOp:
-        """`body(sequence number)` for each tile, of which `who` keeps the place by that prefix."""
-        i = var(f"tile_{who}")
+    def each_tile(self, of: Found, body: Callable[[UOp], Body]) -> UOp:
+        """`body(sequence number)` for each tile, of which a role keeps what it reads."""
+        i = var(f"tile_{of.who}")
         tile = CTAID + i * special("ctas")
         by_weights = self.s.order == WEIGHTS
-        across: Value = self.tiles_w if by_weights else self.value("tiles")
+        across: Value = self.tiles_w if by_weights else self.tiles.value
         inner, outer = tile % across, tile // across
         at_row, at_weight = (outer, inner) if by_weights else (inner, outer)
-        read = self._read(who)
+        read = self._read(of.who)
         found = [
-            at.mov(self.r(f"{who}_weight", 1), at_weight) if "weight" in read else None,
+            at.mov(of.weight, at_weight) if "weight" in read else None,
             *(
-                self.word(f"{who}_{name}", "work", at_row * TILE_WORDS + word)
+                self.word(getattr(of, name), "work", at_row * TILE_WORDS + word)
                 for word, name in enumerate(("expert", "row", "left"))
                 if name in read
             ),
@@ -149,23 +171,24 @@ class Grouped(Shape):
         """What the warps from `first` on do."""
         k = var("k_load")
         if not self.gathers:
-            fill = self.each_tile("p", lambda i: self._filled(i, k))
+            fill = self.each_tile(self.filled, lambda i: self._filled(i, k))
             return [when(WARP.eq(first), self.find(), fill)]
         warp = WARP - first
 
         def gather(i: UOp) -> Body:
             gathered = loop(k, self.steps, self._gather(i, k, warp))
-            return [self._look_up(warp), gathered, None if self.fed else self._prefetch("p", warp)]
+            ahead = None if self.fed else self._prefetch(self.filled, warp)
+            return [self._look_up(warp), gathered, ahead]
 
         uses = self.my_tiles * self.steps
         last = [
             when(const(back) < uses, self._hand_over(uses - 1 - back, back))
             for back in reversed(range(self.lag))
         ]
-        copy = when(warp < self.copiers, self.find(), self.each_tile("p", gather), last)
+        copy = when(warp < self.copiers, self.find(), self.each_tile(self.filled, gather), last)
         if not self.fed:
             return [copy]
-        fed = when(warp.eq(self.copiers), self.find(), self.each_tile("f", self._feed))
+        fed = when(warp.eq(self.copiers), self.find(), self.each_tile(self.feeding, self._feed))
         return [copy, fed]
 
     def _feed(self, i: UOp) -> list[Body]:
@@ -175,16 +198,16 @@ class Grouped(Shape):
         expect = at.mbar_arrive_expect(
             slot(self.ring.full, self.ring.stage(use)), bytes=self.weight_tile.bytes
         )
-        fill = single(self.ring.wait_empty(use), expect, *self._weights(use, k, "f"))
-        return [loop(k, self.steps, fill), self._prefetch("f", const(0))]
+        fill = single(self.ring.wait_empty(use), expect, *self._weights(use, k, self.feeding))
+        return [loop(k, self.steps, fill), self._prefetch(self.feeding, const(0))]
 
-    def _prefetch(self, who: str, warp: UOp) -> Body:
+    def _prefetch(self, of: Found, warp: UOp) -> Body:
         """What the second product reads first of a share of the expert's weights, into L2."""
         tall, j = int(self.s.down_tile), var("tile_ahead")
         every = const(self.hidden // tall, "tiles_ahead")
-        mine = self.value(f"{who}_weight")
+        mine = of.weight.value
         share = (every + (self.tiles_w - 1 - mine)) // self.tiles_w
-        row = self.value(f"{who}_expert") * self.hidden + (mine + j * self.tiles_w) * tall
+        row = of.expert.value * self.hidden + (mine + j * self.tiles_w) * tall
         boxes = [
             at.tma_prefetch(
                 param("gemm2_weights_map"), k * BLOCK, row, box=(BLOCK, tall), element=1
@@ -193,11 +216,11 @@ class Grouped(Shape):
         ]
         return elect(warp.eq(0), loop(j, share, boxes, rolled=True)) if boxes else None
 
-    def _weights(self, use: UOp, k: UOp, who: str = "p") -> list[UOp]:
+    def _weights(self, use: UOp, k: UOp, of: Found) -> list[UOp]:
         """The TMA of a stage's weights."""
         stage = self.ring.stage(use)
         bar, target = slot(self.ring.full, stage), slot(self.weights, stage)
-        expert, tile = self.value(f"{who}_expert"), self.value(f"{who}_weight")
+        expert, tile = of.expert.value, of.weight.value
         box = (BLOCK, self.tile_w)
         if not self.up:
             row = expert * self.n + tile * self.tile_w
@@ -209,13 +232,16 @@ class Grouped(Shape):
 
     def _filled(self, i: UOp, k: UOp) -> list[Body]:
         """A tile whose rows are in order."""
-        return [loop(k, self.steps, single(*self._fill(i, k))), self._prefetch("p", const(0))]
+        return [
+            loop(k, self.steps, single(*self._fill(i, k))),
+            self._prefetch(self.filled, const(0)),
+        ]
 
     def _fill(self, i: UOp, k: UOp) -> list[UOp]:
         """A stage of a product whose rows are in order, by one lane."""
         use = self.use(i, k)
         stage = self.ring.stage(use)
-        bar, row = slot(self.ring.full, stage), self.value("p_row")
+        bar, row = slot(self.ring.full, stage), self.filled.row.value
         each = self.tile_t * 4
         bytes_ = self.token_tile.bytes + self.weight_tile.bytes + self.scale_sets * each
         scales = [
@@ -241,18 +267,16 @@ class Grouped(Shape):
             element=1,
         )
         expect = at.mbar_arrive_expect(bar, bytes=bytes_)
-        return [self.ring.wait_empty(use), expect, *self._weights(use, k), tokens, *scales]
+        weights = self._weights(use, k, self.filled)
+        return [self.ring.wait_empty(use), expect, *weights, tokens, *scales]
 
     def _look_up(self, warp: UOp) -> list[UOp]:
         """The tokens of a warp's rows: of the lane's lines, and of a row for each lane."""
         first = warp * self._own_rows
-        rows = {f"token{g}_": first + LINES * g + (LANE >> 3) for g in range(self.lines)}
-        rows |= {f"scale_token{w}_": first + 32 * w + LANE for w in range(self.scale_words)}
-        out = []
-        for name, row in rows.items():
-            inside = row < self.value("p_left")
-            out.append(self.word(name, "tokens", self.value("p_row") + row, inside))
-        return out
+        of = self.filled
+        rows = [(x, first + LINES * g + (LANE >> 3)) for g, x in enumerate(self.line_tokens)]
+        rows += [(x, first + 32 * w + LANE) for w, x in enumerate(self.scale_tokens)]
+        return [self.word(x, "tokens", of.row.value + row, row < of.left.value) for x, row in rows]
 
     def _gather(self, i: UOp, k: UOp, warp: UOp) -> list[Body]:
         """A warp's part of a stage of the first product; the first warp asks for weights, too."""
@@ -261,7 +285,7 @@ class Grouped(Shape):
         bar, first, chunk = slot(self.ring.full, stage), warp * self._own_rows, LANE & 7
         expect = at.mbar_arrive_expect(bar, bytes=self.weight_tile.bytes)
         copies = []
-        for g in range(self.lines):
+        for g, token in enumerate(self.line_tokens):
             row = first + LINES * g
             line = row + (LANE >> 3)
             copies.append(
@@ -269,7 +293,7 @@ class Grouped(Shape):
                     slot(self.tokens, stage, row * ROW, LINES * ROW),
                     (LANE >> 3) * ROW + ((chunk ^ (line & 7)) << 4),
                     param("hidden_states"),
-                    self.value(f"token{g}_"),
+                    token.value,
                     k * BLOCK + (chunk << 4),
                     1,
                     anywhere("hidden_states"),
@@ -284,14 +308,15 @@ class Grouped(Shape):
                 ),
                 LANE << 2,
                 param("hidden_states_scale"),
-                k * param("seq_len") + self.value(f"scale_token{w}_"),
+                k * param("seq_len") + token.value,
                 self._own_rows - 32 * w > LANE if self._own_rows - 32 * w < 32 else 1,
                 anywhere("hidden_states_scale"),
             )
-            for w in range(self.scale_words)
+            for w, token in enumerate(self.scale_tokens)
         ]
         before = const(self.lag - 1) < use
-        fill = elect(warp.eq(0), self.ring.wait_empty(use), expect, *self._weights(use, k))
+        weights = self._weights(use, k, self.filled)
+        fill = elect(warp.eq(0), self.ring.wait_empty(use), expect, *weights)
         return [
             None if self.fed else fill,
             self.ring.wait_empty(use),
@@ -306,13 +331,13 @@ class Grouped(Shape):
 
     # -- scales --------------------------------------------------------------------------------
 
-    def weight_scale(self, name: str, row: Value, k: UOp) -> UOp:
+    def weight_scale(self, held: Float32, row: Value, k: UOp) -> UOp:
         """Demand the scale of the weights' rows from `row` on, of the consumer's expert."""
         tensor = "gemm1_weights_scale" if self.up else "gemm2_weights_scale"
         blocks = self.n // BLOCK
-        block = self.value("c_expert") * blocks + value(row) // BLOCK
+        block = self.mine.expert.value * blocks + value(row) // BLOCK
         index = block * (self.k // BLOCK) + k
-        return load_global(self.r(name, 1), tensor, index)
+        return load_global(held.slot, tensor, index)
 
     def release(self, use: UOp) -> list[UOp]:
         """A warp has read its part of a stage, its scales too, which a bulk copy may overwrite."""
@@ -326,24 +351,24 @@ class Grouped(Shape):
     def first_column(self) -> UOp:
         """Of the tile, in what the product leaves."""
         width = self.tile_w // 2 if self.up else self.tile_w
-        return self.value("c_weight") * width
+        return self.mine.weight.value * width
 
     def row(self, inside_tile: Value) -> tuple[UOp, UOp]:
         """A row of the tile among all rows, and whether it is one."""
         row = value(inside_tile)
-        return self.value("c_row") + row, row < self.value("c_left")
+        return self.mine.row.value + row, row < self.mine.left.value
 
     def place(self, tensor: str, row: Value, column: Value, rows: int, columns: int) -> UOp:
         """A part of the tile, for the validator."""
-        return rectangle(global_tensor(tensor), self.value("c_row") + row, column, rows, columns)
+        return rectangle(global_tensor(tensor), self.mine.row.value + row, column, rows, columns)
 
     def put_scale(
         self, first: Value, rows: int, token: Value, scale: UOp, mine: UOp | None = None
     ) -> UOp:
         """The scale of a lane's token, where it is `mine`; the warp has `rows` from `first` on."""
-        row, inside = self.row(token)
-        place = self.place("inner_scale", first, self.value("c_weight"), rows, 1)
-        index = self.value("c_weight") * param("rows") + row
+        (row, inside), tile = self.row(token), self.mine.weight.value
+        place = self.place("inner_scale", first, tile, rows, 1)
+        index = tile * param("rows") + row
         there = inside if mine is None else inside & mine
         return store_global("inner_scale", index, scale, place, there)
 

@@ -32,12 +32,14 @@ class Products(Grouped):
         self.width = self.tile_t if self.swapped else min(own // self.waves, 256)  # of a unit
         self.units = own // WARPGROUP_ROWS if self.swapped else own // self.width
         self.each = self.width // 2  # registers of a unit
-        self.acc = self.r("acc", self.units * self.each)
-        self.part = self.r("part", self.units * self.each // self.waves)
+        self.acc = self.r.fresh(self.units * self.each)
+        self.part = self.r.fresh(self.units * self.each // self.waves)
         self.epilogue = (Columns if self.swapped else Rows)(self, self.acc)
         self.store = self.epilogue.store
         # a lane's: two rows, or two columns of each group of eight
-        self.token_scales = self.r("token_scale", self.tile_t // 4 if self.swapped else 2)
+        self.token_scales = self.r.float32(self.tile_t // 4 if self.swapped else 2)
+        self.weight_scales = [self.r.float32() for _ in range(self.weight_blocks)]
+        self.scale_factors = self.r.float32(self.token_scales.n * self.weight_blocks)
 
     # -- the whole -----------------------------------------------------------------------------
 
@@ -45,7 +47,7 @@ class Products(Grouped):
         """The lowered kernel."""
         warps = self.consumer_warps
         regs = REGS[self.up] if self.consumers == 2 else (0, 0)
-        consume: list[Body] = [self.find(), self.each_tile("c", self.multiply)]
+        consume: list[Body] = [self.find(), self.each_tile(self.mine, self.multiply)]
         consumer = Role("consumer", 0, warps, regs=regs[0])
         producer = Role("producer", warps, 4, regs=regs[1])
         roles = [role(consumer, consume), role(producer, self.produce(warps))]
@@ -108,22 +110,22 @@ class Products(Grouped):
         if self.swapped:
             for j in range(self.tile_t // 8):
                 at_byte = 32 * j + ((LANE & 3) << 3)
-                out.append(at.ld_shared_lanes(part(self.token_scales, 2 * j, 2), base, at_byte))
+                out.append(at.ld_shared_lanes(self.token_scales[2 * j : 2 * j + 2], base, at_byte))
         else:
             first = (WARP >> 2) * WARPGROUP_ROWS + (WARP & 3) * 16 + (LANE >> 2)
             for half in range(2):
                 place = (first + 8 * half) << 2
-                out.append(at.ld_shared_lanes(part(self.token_scales, half, 1), base, place))
+                out.append(at.ld_shared_lanes(self.token_scales[half], base, place))
         if scale_set == 0:
             out += [
-                self.weight_scale(f"weight_scale{b}_", self._weight_row(b), k)
-                for b in range(self.weight_blocks)
+                self.weight_scale(held, self._weight_row(b), k)
+                for b, held in enumerate(self.weight_scales)
             ]
         return out
 
     def _weight_row(self, block: int) -> UOp:
         """The first row of weights of a block's scale."""
-        tile = self.value("c_weight")
+        tile = self.mine.weight.value
         if self.up:
             return tile * (self.tile_w // 2) + block * self.inner
         mine = (WARP >> 2) * (self.tile_w // self.consumers) if self.swapped else const(0)
@@ -131,13 +133,10 @@ class Products(Grouped):
 
     def factors(self) -> list[UOp]:
         """Scales of tokens times those of weights: for each block of weights, one after another."""
-        count = self.token_scales.arg
-        factor = self.r("factor", count * self.weight_blocks)
+        count, factor = self.token_scales.n, self.scale_factors
         return [
-            at.scale_f32(
-                part(factor, b * count, count), self.token_scales, self.r(f"weight_scale{b}_", 1)
-            )
-            for b in range(self.weight_blocks)
+            at.scale_f32(factor[b * count : (b + 1) * count], self.token_scales, held)
+            for b, held in enumerate(self.weight_scales)
         ]
 
     def promote(self, wave: int) -> list[UOp]:
@@ -151,7 +150,7 @@ class Products(Grouped):
                     at.promote(
                         part(self.acc, unit * self.each + first, count),
                         part(self.part, j * self.each + first, count),
-                        self.r("factor", self.token_scales.arg * self.weight_blocks),
+                        self.scale_factors,
                         order=order,
                     )
                 )
@@ -159,7 +158,7 @@ class Products(Grouped):
 
     def _orders(self, unit: int) -> list[tuple[int, int, tuple[int, ...]]]:
         """(first register, how many, which factor each has, in turn) of a unit's sums."""
-        count = self.token_scales.arg
+        count = self.token_scales.n
         if self.swapped:
             block = unit * WARPGROUP_ROWS // BLOCK
             order = [

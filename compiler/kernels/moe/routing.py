@@ -192,6 +192,7 @@ class Permute(Shape):
         self.pitch = 4 * WORD * self.words
         self.counts = smem("counts", self.warps * self.pitch, align=128)
         self.smem_bytes = int(self.counts.arg.size)
+        self.tiles = self.r.uint32()  # that there are, of rows
         self._batches = (param("seq_len") + (LANES - 1)) // LANES  # sets of 32 tokens
 
     @property
@@ -266,9 +267,9 @@ class Permute(Shape):
             start, rows = self._behind(aligned, rows)
             first, tiles = self._behind((total.value + (self.tile_t - 1)) // self.tile_t, tiles)
             words.append((first, start, total, r.uint32(start.value + before)))
-        held = r.uint32(tiles, name="tiles")
+        emit(at.mov(self.tiles, tiles))
         with where(WARP.eq(0)):
-            emit(store_global("tiles", 0, held.slot, (0, 0, 1, 1), LANE < 1))
+            emit(store_global("tiles", 0, self.tiles.slot, (0, 0, 1, 1), LANE < 1))
         return words
 
     def _behind(self, size: UOp, before: UOp) -> tuple[UInt32, UOp]:
@@ -283,7 +284,7 @@ class Permute(Shape):
         begin where the next one does), its first row, and how many rows the expert has from there.
         """
         r, batch = self.r, var("listed")
-        tile, tiles = batch * LANES + LANE, self.value("tiles")
+        tile, tiles = batch * LANES + LANE, self.tiles.value
         with repeat(batch, (tiles + (LANES - 1)) // LANES, start=WARP, step=self.warps):
             found = [const(0)] * (TILE_WORDS - 1)
             for w, word in enumerate(words):

@@ -1,4 +1,4 @@
-"""What the kernels of a mixture of experts share: sizes, the workspace, and registers by name.
+"""What the kernels of a mixture of experts share: sizes, and the workspace.
 
 Tokens find places among *rows*: those of an expert follow each other from a multiple of ROW_ALIGN
 on. A *row tile* is a part of an expert's rows; the table `work` has its expert, first row and how
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import UOp, Value, value_of
+from ptxflow.compiler.ir import UOp, Value
 from ptxflow.compiler.kernels.moe.decisions import COPIED, GATHERED
 from ptxflow.compiler.kernels.moe.problem import BLOCK, CHOSEN, ROW_ALIGN, WORD
 from ptxflow.compiler.launch import Workspace
 from ptxflow.compiler.tile.tensors import load_global
-from ptxflow.compiler.tile.values import Registers
+from ptxflow.compiler.tile.values import Registers, Vector
 
 TILE_WORDS = 4  # of `work`: expert, first row, rows left, nothing
 NOWHERE = 0xFFFFFFFF  # the row of a choice that is not local
@@ -41,15 +41,9 @@ class Shape:
         self.copied = strategy.get("rows", GATHERED) == COPIED
         self.promotion = int(strategy.get("promotion", 128))
 
-    # -- registers -----------------------------------------------------------------------------
-
-    def value(self, name: str) -> UOp:
-        """The value of the one register of that name."""
-        return value_of(self.r(name, 1))
-
-    def word(self, name: str, tensor: str, index: Value, inside: Value = 1) -> UOp:
+    def word(self, held: Vector, tensor: str, index: Value, inside: Value = 1) -> UOp:
         """Demand a word that a kernel before has written."""
-        return load_global(self.r(name, 1), tensor, index, inside, handed=True)
+        return load_global(held.slot, tensor, index, inside, handed=True)
 
     def wait(self) -> list[UOp]:
         """For the kernels before, where this one may start while they run."""
