@@ -40,14 +40,21 @@ class WideReward:
         return self.reward.name
 
     def tflops(self, space: StrategySpace, codes: Ints) -> Array:
-        """float64 [n]: the nearest listed strategy's, times what the model says of the two."""
+        """float64 [n]: the nearest listed strategy's, times what the model says of the two; where
+        that one does not fit an SM, the model's, times what the others' are over it."""
         if space.family is self.listed or not len(codes):
             return self.reward.tflops(space, codes)
         p, device = space.problem, space.device
-        like = Space(self.listed, p, device, nearest(codes, self.listed))
-        ours = model_tflops(space.family, space.fields(codes), p, device)
-        theirs = model_tflops(self.listed, like.fields(), p, device)
-        return self.reward.tflops(like, like.codes) * ours / theirs
+        out = model_tflops(space.family, space.fields(codes), p, device)
+        near = nearest(codes, self.listed)
+        taken = self.listed.resources(Space(self.listed, p, device, near).fields(), p, device)
+        fits = np.broadcast_to(np.asarray(taken.occupancy) > 0, near.shape)
+        like = Space(self.listed, p, device, near[fits])
+        over = self.reward.tflops(like, like.codes)
+        over = over / model_tflops(self.listed, like.fields(), p, device)
+        out[fits] *= over
+        out[~fits] *= np.median(over) if len(over) else 1.0
+        return out
 
 
 def nearest(codes: Ints, listed: Family) -> Ints:

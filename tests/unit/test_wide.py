@@ -12,7 +12,9 @@ from ptxflow.compiler.family import Decision, Problem, Wide, rule
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gemm import GEMM
 from ptxflow.env.relation import relate
+from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import decision_digest, enumerate_space
+from ptxflow.eval.sample.widened import WideReward
 from tests.builders import gemm_problem, toy_family
 from tests.families import gqa_decode, moe
 
@@ -47,6 +49,17 @@ def test_more_strategies_than_can_be_listed_of_which_none_names_what_is_implied(
         strategy = wide.strategy(int(code))
         assert not set(strategy.choices) & set(implied)
         assert wide.code(strategy) == code
+
+
+@pytest.mark.parametrize("problem", PROBLEMS[1:])
+def test_a_listed_reward_is_carried_over_where_the_nearest_listed_strategy_does_not_fit(
+    problem: Problem,
+) -> None:
+    own, model = family(problem.family), ModelReward()
+    wide = relate(own.wide, problem, H200)
+    codes = np.unique(wide.sample_uniform(5000, np.random.default_rng(3)))
+    carried = WideReward(model, own).tflops(wide, codes)
+    assert carried == pytest.approx(model.tflops(wide, codes))
 
 
 def test_other_decisions_have_another_digest_and_no_wider_space() -> None:
