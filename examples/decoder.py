@@ -15,8 +15,9 @@ import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -159,8 +160,9 @@ class Ptxflow(Torch):
         import ptxflow
 
         self.model, self.scale = model, model.shape.dim**-0.5
-        self.products = {nk: ptxflow.load(folder / product_name(*nk, model.shape))
-                         for nk in model.shape.products}  # fmt: skip
+        self.products: dict[tuple[int, ...], Any] = {
+            nk: ptxflow.load(folder / product_name(*nk, model.shape)) for nk in model.shape.products
+        }
         others = ("norm", "attention", "sampling")
         self.normed, self.attended, self.sampled = (ptxflow.load(folder / n) for n in others)
 
@@ -236,12 +238,18 @@ def compare(args: argparse.Namespace, batch: int) -> bool:
     hidden = torch.randn(batch, model.shape.hidden, device="cuda").bfloat16()
     top_p = torch.full((batch,), TOP_P, device="cuda")
     expected = Torch(model, torch.float32).step(hidden)[0]
-    makers = {c.name: c for c in (Ptxflow, FlashInfer, Torch) if args.only in (None, c.name)}
+    makers: dict[str, Callable[[Model], Torch]] = {
+        Ptxflow.name: partial(Ptxflow, folder=args.libraries),
+        FlashInfer.name: FlashInfer,
+        Torch.name: Torch,
+    }
     calls, errors = dict[str, Callable[[], Tensor]](), dict[str, float]()
     held = []  # graphs read kernels, plans and workspaces
     for name, maker in makers.items():
+        if args.only not in (None, name):
+            continue
         try:
-            ops = maker(model, args.libraries) if maker is Ptxflow else maker(model)
+            ops = maker(model)
             held.append(ops)
             call, logits = graphed(ops.step, ops.sample, ops.mode, ops.options, hidden, top_p)
         except (ImportError, RuntimeError, ValueError) as error:  # the others are told without it
