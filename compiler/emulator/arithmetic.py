@@ -107,8 +107,6 @@ def float_binary(line: Line) -> Step:
         "mul": np.multiply,
     }
     compute = computes[what]
-    if not bound:
-        return _by_halves(line, fmt, of_floats(line, fmt, (fmt, fmt), compute))
     step = of_floats(line, fmt, (fmt, fmt), lambda a, b: bounded(compute(a, b), bound))
     return _by_halves(line, fmt, step)
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from ptxflow.compiler.emulator.clocks import WIDE
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, lanes_in
-from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY, SHARED_BASE
+from ptxflow.compiler.emulator.lanes import COMBINE, DTYPES, LANES, Array, lanes_in
+from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
 from ptxflow.compiler.emulator.moves import own_offsets
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.race import Shadow
@@ -45,13 +45,6 @@ _ATOMIC: dict[str, Callable[[Any, Any, Any], Any]] = {
     "dec": _exact(lambda a, b: b if a == 0 or a > b else a - 1),
     "cas": lambda a, b, c: c if a == b else a,
 }
-
-
-#: of integers, where nobody asks what was there: lanes in any order, all that name one word
-_TOGETHER: dict[str, np.ufunc] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,8 +92,6 @@ def order_access(w: Warp, shadow: Shadow, offsets: Array, order: Order, reads: b
 
 def _place(w: Warp, at: Array, size: int, space: str) -> tuple[Array, Array, Shadow, Array]:
     """The words of a memory, the lanes' indices in it, its shadow, the byte offsets."""
-    if (at % size).any():
-        raise Fault(f"address 0x{int(at[0]):X} is not a multiple of {size}")
     if space == "global" or (not space and at[0] >> 32 != SHARED_BASE >> 32):
         buffer, off, index = w.cta.machine.memory.words(at, size)
         return buffer.words[size], index, buffer.shadow, off
@@ -112,7 +103,6 @@ def _place(w: Warp, at: Array, size: int, space: str) -> tuple[Array, Array, Sha
     else:
         shared, offsets = w.cta.shared, own_offsets(w, at)
     shared.load(offsets, size)  # bounds, and that it was written
-    shared.state[offsets[:, None] + np.arange(size)] = READY
     return shared.words[size], offsets // size, shared.shadow, offsets
 
 
@@ -135,7 +125,8 @@ def atomic(line: Line) -> Step:
         raise line.refuse(f"takes {parts} values")
     other: Any = line.read(2 + returns, width) if swaps else (lambda w: 0)
 
-    together = None if returns or dtype[0] == "f" else _TOGETHER.get(line.match[3])
+    # of integers, where nobody asks what was there, the order of lanes does not matter
+    together = None if returns or dtype[0] == "f" else COMBINE.get(line.match[3])
 
     def run(w: Warp) -> None:
         lanes = lanes_in(w.mask)

@@ -85,7 +85,7 @@ class Actor(Clocks):
         super().__init__()
         self.agent = agent
         self.reach(agent)
-        self.rows[GENERIC, agent - self.first] = 1
+        self.rows[GENERIC, self._own] = 1
         self.unfenced = [0] * ROWS  # lanes with generic writes that no proxy fence followed, by row
         self.released: Clocks | None = None  # what it knew at its last fence of a wide scope
         self.released_cta: Clocks | None = None
@@ -93,11 +93,16 @@ class Actor(Clocks):
         self.segment = 0  # times that the lanes of the warp synchronised
 
     @property
+    def _own(self) -> int:
+        """Its column."""
+        return self.agent - self.first
+
+    @property
     def now(self) -> int:
-        return int(self.rows.item(GENERIC, self.agent - self.first))
+        return int(self.rows.item(GENERIC, self._own))
 
     def _tick(self) -> None:
-        self.rows[GENERIC, self.agent - self.first] += 1
+        self.rows[GENERIC, self._own] += 1
 
     def publish(self) -> Clocks:
         """The message of a release."""
@@ -127,13 +132,13 @@ class Actor(Clocks):
         """
         for row in rows:
             self.unfenced[row] &= ~lanes
-            own = self.rows[row, self.agent - self.first]
+            own = self.rows[row, self._own]
             np.maximum(self.rows[row], self.rows[GENERIC], out=self.rows[row])
             if self.unfenced[row]:
-                self.rows[row, self.agent - self.first] = own
+                self.rows[row, self._own] = own
         self._tick()
 
     def publish_barriers(self) -> None:
         """fence.mbarrier_init: even a relaxed arrival hands on what was initialised."""
-        self.rows[HANDED, self.agent - self.first] = self.now
+        self.rows[HANDED, self._own] = self.now
         self._tick()

@@ -8,7 +8,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.arithmetic import bounded, of_floats
 from ptxflow.compiler.emulator.formats import Format, tensor_float
-from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, every
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, all_of
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.scalar import floats
 from ptxflow.compiler.emulator.values import bfloat16_words, e4m3_bits, half_bits
@@ -113,7 +113,7 @@ def to_integer(line: Line) -> Step:
 
     def compute(a: Value) -> Array:
         value = rounding(source.values(a).astype(np.float64))
-        if every((value >= low) & (value < high)):
+        if all_of((value >= low) & (value < high)):
             return value.astype(np.int64 if is_signed else np.uint64).astype(DTYPES[width])
         inside = np.where((value > low) & (value < high), value, 0)
         out = inside.astype(np.int64 if is_signed else np.uint64).astype(DTYPES[width])

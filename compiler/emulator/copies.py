@@ -10,8 +10,8 @@ import numpy as np
 from ptxflow.compiler.emulator.clocks import GENERIC, Clocks
 from ptxflow.compiler.emulator.control import own
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.lanes import Array, lanes_in, some
-from ptxflow.compiler.emulator.memory import LANDING, READY, SHIFT, Buffer, Spread, span
+from ptxflow.compiler.emulator.lanes import Array, any_of, lanes_in
+from ptxflow.compiler.emulator.memory import LANDING, READY, SHIFT, Buffer, ends, span
 from ptxflow.compiler.emulator.moves import own_offsets
 from ptxflow.compiler.emulator.operands import Line, action, operation, uniform
 from ptxflow.compiler.emulator.race import COPY, granules
@@ -65,11 +65,10 @@ def copy(line: Line) -> Step:
         lanes = lanes_in(w.mask)
         at, origin = (w.vector(x(w), 64)[lanes].astype(np.int64) for x in (target, source))
         bytes_kept = w.vector(kept(w), 32)[lanes]
-        if some((at | origin) % count != 0) or some(bytes_kept > count):
+        if any_of((at | origin) % count != 0) or any_of(bytes_kept > count):
             raise Fault(f"addresses are not multiples of {count}, or the source is larger")
         shared, first = w.cta.shared, own_offsets(w, at)
-        spread = Spread.of(first)
-        shared.check(int(first[0]) + spread.low, int(first[0]) + spread.high + count, count)
+        shared.check(*ends(first, count), count)
         states, places = shared.state.reshape(-1, count), first >> SHIFT[count]
         held = states[places]
         if (held == LANDING).any():
@@ -82,8 +81,7 @@ def copy(line: Line) -> Step:
         for length in sorted(set(bytes_kept.tolist()) - {0}):
             mine = bytes_kept == length
             starts = origin[mine]
-            base, spread = int(starts[0]), Spread.of(starts)
-            buffer = w.cta.machine.memory.find(base + spread.low, base + spread.high + length)
+            buffer = w.cta.machine.memory.find(*ends(starts, length))
             starts = starts - buffer.base
             issue(w, by, buffer.shadow, *granules(starts, length), "r", GENERIC)
             sources.append((mine, buffer, starts, length))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, some
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, any_of
 from ptxflow.compiler.emulator.values import from_bfloat16, half_bits
 from ptxflow.compiler.emulator.warp import Warp
 
@@ -40,7 +40,7 @@ class Format:
 
     @property
     def reader(self) -> Callable[[Value], Array]:
-        """`values`, as it is faster."""
+        """A function that is `values`, without what this type does not need."""
         if self.packed or self.flushes or self.kind not in _FLOATS:
             return self.values
         dtype, width = _FLOATS[self.kind], self.width
@@ -48,7 +48,7 @@ class Format:
 
     @property
     def writer(self) -> Callable[[Array], Array]:
-        """`words`, as it is faster."""
+        """A function that is `words`, likewise."""
         if self.packed or self.flushes or self.kind not in _FLOATS:
             return self.words
         floats, words = np.dtype(_FLOATS[self.kind]), DTYPES[self.width]
@@ -87,7 +87,7 @@ class Format:
 def flush(values: Array, smallest: float) -> Array:
     """Subnormal numbers as zeros of their sign."""
     small = np.abs(values) < smallest
-    if not some(small):
+    if not any_of(small):
         return values
     return np.where(small, np.copysign(values.dtype.type(0), values), values)
 
@@ -111,10 +111,10 @@ def add_to_odd(a: Array, b: Array) -> Array:
 def add_for_single(a: Array, b: Array) -> Array:
     """The sum of float64 values for a rounding to float32: to odd where it could lie at a tie."""
     near: Array = a + b
-    if some((near.view(np.uint64) & _BEHIND) == _TIE):
+    if any_of((near.view(np.uint64) & _BEHIND) == _TIE):
         return add_to_odd(a, b)
     small = np.abs(near) < _SMALLEST["f32"]
-    if some(small) and near[small].any():
+    if any_of(small) and near[small].any():
         return add_to_odd(a, b)
     return near
 
@@ -144,7 +144,7 @@ def extreme(smaller: bool, a: Array, b: Array) -> Array:
     """The lesser or the greater; of a number and NaN the number; -0.0 is less than +0.0."""
     out: Array = (np.fmin if smaller else np.fmax)(a, b)
     zero = out == 0
-    if some(zero) and some(zero := zero & (a == b)):
+    if any_of(zero) and any_of(zero := zero & (a == b)):
         out = np.where(zero, np.where(np.signbit(a) == smaller, a, b), out)
     return out
 

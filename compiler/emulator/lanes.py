@@ -20,6 +20,10 @@ DTYPES: dict[int, Any] = {
 Array = npt.NDArray[Any]
 Value = Any  # int | bool | Array of 32, by the register's width
 LANE_IDS = np.arange(LANES, dtype=np.uint32)
+COMBINE: dict[str, np.ufunc] = {
+    "add": np.add, "min": np.minimum, "max": np.maximum,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
@@ -29,20 +33,20 @@ def lanes_in(mask: int) -> Array:
 
 
 @lru_cache(maxsize=1 << 14)
-def alike(value: Value, width: int) -> Array:
+def broadcast(value: Value, width: int) -> Array:
     """A number in all lanes, not to be written."""
     out = np.full(LANES, value, DTYPES[width])
     out.flags.writeable = False
     return out
 
 
-def some(predicate: Array) -> bool:
-    """Whether any of a few holds: faster than numpy's."""
+def any_of(predicate: Array) -> bool:
+    """numpy's any, faster for some tens of elements."""
     return b"\1" in predicate.tobytes()
 
 
-def every(predicate: Array) -> bool:
-    """Whether all of a few hold."""
+def all_of(predicate: Array) -> bool:
+    """numpy's all, likewise."""
     return b"\0" not in predicate.tobytes()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.clocks import GLOBAL_ASYNC, SHARED_ASYNC
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.lanes import Array, every
+from ptxflow.compiler.emulator.lanes import Array, all_of
 from ptxflow.compiler.emulator.race import Shadow
 
 RESERVED = 1024  # bytes of the shared window that the system keeps
@@ -73,6 +73,17 @@ def _spread(differences: bytes) -> Spread:
     return Spread(int(held.min()), int(held.max()), step, order[same], order[same + 1])
 
 
+def ends(first: Array, length: int) -> tuple[int, int]:
+    """The lowest byte, and the one behind the highest, of runs that begin at addresses [n]."""
+    base, spread = int(first[0]), Spread.of(first)
+    return base + spread.low, base + spread.high + length
+
+
+def aligned(first: Array, size: int) -> bool:
+    """Whether addresses [n] are all multiples."""
+    return not (int(first[0]) % size or Spread.of(first).step % size)
+
+
 class Shared:
     """One CTA's shared memory."""
 
@@ -111,18 +122,16 @@ class Shared:
     def index(self, at: Array, size: int) -> Array:
         """The elements of `size` bytes at addresses [n] or [n, count], those of a row in order."""
         first = at if at.ndim == 1 else at[:, 0]
-        base, spread = int(first[0]), Spread.of(first)
-        length = size if at.ndim == 1 else size * at.shape[1]
-        if base % size or spread.step % size:
+        if not aligned(first, size):
             wrong = first[first % size != 0]
             raise Fault(f"shared address 0x{int(wrong[0]):X} is not a multiple of {size}")
-        self.check(base + spread.low, base + spread.high + length, size)
+        self.check(*ends(first, size if at.ndim == 1 else size * at.shape[1]), size)
         return at >> SHIFT[size]
 
     def load(self, at: Array, size: int) -> Array:
         """Generic read of byte addresses, as `index` has them."""
         index = self.index(at, size)
-        if not every(self.states[size][index] == _ALL[READY][size]):
+        if not all_of(self.states[size][index] == _ALL[READY][size]):
             bytes_at = at[..., None] + span(size)
             self._readable(self.state[bytes_at], bytes_at)
         out: Array = self.words[size][index]
@@ -139,8 +148,8 @@ class Shared:
             bytes_at = at[..., None] + span(size)
             problem = self.unreadable(self.state[bytes_at], bytes_at, (UNWRITTEN, READY))
             raise Fault(f"writes: {problem}")
-        written = every(states == _ALL[READY][size])
-        same = written and every(self.words[size][index] == values)
+        written = all_of(states == _ALL[READY][size])
+        same = written and all_of(self.words[size][index] == values)
         self.words[size][index] = values
         self.states[size][index] = _ALL[READY][size]
         return same
@@ -212,12 +221,11 @@ class Global:
         """Of addresses [n] or [n, count] int64, those of a row one after the other: their buffer,
         the byte offsets, and the indices of elements of `size` bytes."""
         first = at if at.ndim == 1 else at[:, 0]
-        base, spread = int(first[0]), Spread.of(first)
-        length = size if at.ndim == 1 else size * at.shape[1]
-        buffer = self.find(base + spread.low, base + spread.high + length)
+        lowest, end = ends(first, size if at.ndim == 1 else size * at.shape[1])
+        buffer = self.find(lowest, end)
+        if not aligned(first, size):  # and buffers begin at multiples of 4096
+            raise Fault(f"global address 0x{lowest:X} is not a multiple of {size}")
         off = at - buffer.base
-        if (base - buffer.base) % size or spread.step % size:
-            raise Fault(f"global address 0x{base + spread.low:X} is not a multiple of {size}")
         return buffer, off, off >> SHIFT[size]
 
 

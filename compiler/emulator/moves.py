@@ -7,8 +7,15 @@ import numpy as np
 from ptxflow.compiler.emulator import local
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.grid import Cta
-from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, Value, every, lanes_in, some
-from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Spread, span
+from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, Value, all_of, any_of, lanes_in
+from ptxflow.compiler.emulator.memory import (
+    OFFSET_MASK,
+    RANK_SHIFT,
+    SHARED_BASE,
+    Spread,
+    aligned,
+    span,
+)
 from ptxflow.compiler.emulator.operands import MASKS, Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Address, Register, Vector
 from ptxflow.compiler.emulator.race import shorten
@@ -91,7 +98,7 @@ def addresses(w: Warp, address: Value, count: int, size: int) -> tuple[Array, Ar
         first = np.full(len(lanes), address, np.int64)
     if count == 1:
         return lanes, first[:, None]
-    if int(first[0]) % (count * size) or Spread.of(first).step % (count * size):
+    if not aligned(first, count * size):
         raise Fault(f"address 0x{int(first[0]):X} is not a multiple of {count * size}")
     return lanes, first[:, None] + span(count) * size
 
@@ -99,7 +106,7 @@ def addresses(w: Warp, address: Value, count: int, size: int) -> tuple[Array, Ar
 def own_offsets(w: Warp, at: Array) -> Array:
     """Shared addresses as offsets in this CTA's own window."""
     ranks = at >> RANK_SHIFT
-    if some(ranks != w.cta.rank):
+    if any_of(ranks != w.cta.rank):
         raise Fault(f"shared address 0x{int(at.flat[0]):X} is not in this CTA's window")
     return at & OFFSET_MASK
 
@@ -138,7 +145,7 @@ def write(
         buffer, off, index = w.cta.machine.memory.words(at, size)
         words = buffer.words[size]
         same_value(w, at, data)
-        mode = "s" if every(words[index] == data) else "w"
+        mode = "s" if all_of(words[index] == data) else "w"
         words[index] = data
         touch(w, buffer.shadow, off[:, 0], at.shape[1] * size, mode, lanes)
     else:
@@ -165,7 +172,7 @@ def load(line: Line) -> Step:
         got = read(w, space, at, size, lanes)
         if signed:
             got = got.view(f"i{size}").astype(f"i{to // 8}").view(DTYPES[to])
-        if every(got == got[0]):
+        if all_of(got == got[0]):
             for i, slot in enumerate(slots):
                 w.put(slot, int(got[0, i]))
             return

@@ -22,7 +22,7 @@ from ptxflow.compiler.emulator.clocks import (
     Actor,
     Clocks,
 )
-from ptxflow.compiler.emulator.lanes import Array, every
+from ptxflow.compiler.emulator.lanes import Array, all_of
 from ptxflow.compiler.emulator.parse import Instruction
 
 GRANULE = 16
@@ -63,13 +63,13 @@ class Access:
     segment: int = 0
     log: list[tuple[Shadow, int, Array, Array | None]] = field(default_factory=list)
 
-    def statement(self, shadow: Shadow, granule: int, mask: int) -> int:
-        """The last that touched some bytes of a granule; the first of all where nobody knows."""
+    def statement(self, shadow: Shadow, granule: int, mask: int) -> int | None:
+        """The last that touched some bytes of a granule; None where nobody knows any more."""
         for held, at, granules, masks in reversed(self.log):
             here = granules == granule
             if held is shadow and (here.any() if masks is None else (masks[here] & mask).any()):
                 return at
-        return self.at
+        return None
 
 
 class Shadow:
@@ -201,7 +201,7 @@ class Races:
         if len(access.log) < LOGGED:
             access.log.append((shadow, at, granules, masks))
         ids = shadow.ids[granules]
-        if masks is None and every(ids == ids[0]):
+        if masks is None and all_of(ids == ids[0]):
             had, place = int(ids[0]), int(granules[0])
             have = self._step(shadow, had, FULL, access, clocks, place, lanes, set())
             if have != had:
@@ -316,11 +316,11 @@ class Races:
         self.at = at
         self._report(where, created, created.at, use, "missing: a barrier after its init")
 
-    def _report(self, where: str, old: Access, at: int, new: Access, lacks: str) -> None:
-        """`at`: the statement of the old one."""
-        first = self.code[at]
-        by = f"line {first.line}: `{shorten(first.text)}` of {who(old)}"
-        by = BEFORE if at < 0 else by
+    def _report(self, where: str, old: Access, at: int | None, new: Access, lacks: str) -> None:
+        """`at`: the statement of the old one, if it is known."""
+        first, later = self.code[old.at if at is None else at], " or later" if at is None else ""
+        by = f"line {first.line}{later}: `{shorten(first.text)}` of {who(old)}"
+        by = BEFORE if old.at < 0 else by
         what = f"{_VERB[new.mode]} {where}, which {_PAST[old.mode]} by {by}; {lacks}"
         self._tell(new, lacks, what, "race: ")
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, alike
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, broadcast
 from ptxflow.compiler.emulator.operands import MASKS, Line, negate, operation
 from ptxflow.compiler.emulator.parse import Register, Sink, Vector
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -44,7 +44,7 @@ def floats(value: Value) -> Array:
     if is_vector(value):
         held: Array = value.view(np.float32)
         return held
-    return alike(value, 32).view(np.float32)
+    return broadcast(value, 32).view(np.float32)
 
 
 _TWO: dict[str, Two] = {
@@ -108,18 +108,13 @@ def shift(line: Line) -> Step:
 
     def compute(a: Value, b: Value) -> Value:
         signed = kind == "s" and direction == "shr"
-        if not is_vector(a) and not is_vector(b):
-            count = min(b, width)
-            if direction == "shl":
-                return a << count
-            return to_signed(a, width) >> count if signed else a >> count
         if not is_vector(b):
             if b >= width and not signed:
                 return 0
             count = min(b, width - 1)
             if direction == "shl":
                 return a << count
-            return (a.view(_SIGNED[width]) >> count).view(a.dtype) if signed else a >> count
+            return to_unsigned(to_signed(a, width) >> count, width) if signed else a >> count
         counts = np.minimum(b, width - 1).astype(DTYPES[width])
         wide = np.asarray(a, DTYPES[width])
         if signed:

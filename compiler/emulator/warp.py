@@ -15,7 +15,7 @@ import numpy as np
 from ptxflow.compiler.emulator.clocks import WARP, Actor
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.grid import Cta, Landing, Owner
-from ptxflow.compiler.emulator.lanes import FULL, Array, Value, alike, lanes_in, mask_of
+from ptxflow.compiler.emulator.lanes import FULL, Array, Value, broadcast, lanes_in, mask_of
 
 END = 1 << 60
 
@@ -135,7 +135,7 @@ class Warp(Owner):
         if value.__class__ is np.ndarray:
             held: Array = value
             return held
-        return alike(value, width)
+        return broadcast(value, width)
 
     def name(self, slot: int) -> str:
         return self.cta.machine.module.registers[slot].name

@@ -11,7 +11,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.formats import extreme
-from ptxflow.compiler.emulator.lanes import FULL, LANES, Array, every, lanes_in
+from ptxflow.compiler.emulator.lanes import COMBINE, FULL, LANES, Array, all_of, lanes_in
 from ptxflow.compiler.emulator.moves import own_offsets, write_shared
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Pair, Sink
@@ -29,7 +29,7 @@ def _members(w: Warp, members: Read) -> None:
 
 
 @lru_cache(maxsize=1024)
-def alike_lanes(mode: str, b: int, c: int) -> tuple[Array, Array]:
+def uniform_source_lanes(mode: str, b: int, c: int) -> tuple[Array, Array]:
     """As `source_lanes`, where all lanes say the same."""
     out = source_lanes(mode, np.full(LANES, b & 31), np.full(LANES, c))
     out[1].flags.writeable = False
@@ -74,7 +74,7 @@ def shuffle(line: Line) -> Step:
             b, c = (w.vector(x, 32).astype(np.int64) for x in (b, c))
             source, inside = source_lanes(mode, b & 31, c)
         else:
-            source, inside = alike_lanes(mode, b, c)
+            source, inside = uniform_source_lanes(mode, b, c)
         w.sure()
         if w.mask != FULL and any(not w.mask >> i & 1 for i in source[lanes_in(w.mask)].tolist()):
             raise Fault("reads a lane that is not active")
@@ -84,7 +84,7 @@ def shuffle(line: Line) -> Step:
             w.missing = sum(1 << i for i in range(LANES) if lost >> int(source[i]) & 1)
         if held.__class__ is np.ndarray:
             out = held[source]
-            held = int(out[0]) if w.mask == w.alive and every(out == out[0]) else out
+            held = int(out[0]) if w.mask == w.alive and all_of(out == out[0]) else out
         w.put(slot, held)
         if inside_slot is not None:
             w.put(inside_slot, inside)
@@ -107,16 +107,10 @@ def vote(line: Line) -> Step:
     return run
 
 
-_REDUCE: dict[str, Any] = {
-    "add": np.add, "min": np.minimum, "max": np.maximum,
-    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
-
-
 @operation(r"redux\.sync\.(add|min|max|and|or|xor)\.([usb])32")
 def reduce(line: Line) -> Step:
     line.count(3)
-    compute, is_signed = _REDUCE[line.match[1]], line.match[2] == "s"
+    compute, is_signed = COMBINE[line.match[1]], line.match[2] == "s"
     write, value, members = line.write(0, 32), line.read(1, 32), line.read(2, 32)
 
     def run(w: Warp) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ptxflow.compiler.emulator import race
+
 Execute = Callable[..., Any]
 
 
@@ -323,10 +325,26 @@ def test_planted(execute: Execute, name: str) -> None:
 
 
 def test_a_race_names_both_statements(execute: Execute) -> None:
-    race = execute(NEIGHBOUR.replace("bar.sync 0;", ""), **TWO_WARPS).races[0]
-    assert "`ld.shared.b32 %r3, [%r2]` of CTA 0 warp" in race
-    assert "which was written by line" in race or "writes byte" in race
-    assert "shared memory of CTA 0" in race and "line" in race
+    said = execute(NEIGHBOUR.replace("bar.sync 0;", ""), **TWO_WARPS).races[0]
+    assert "`ld.shared.b32 %r3, [%r2]` of CTA 0 warp" in said
+    assert "which was written by line" in said or "writes byte" in said
+    assert "shared memory of CTA 0" in said and "line" in said
+
+
+@pytest.mark.parametrize(("logged", "said"), [(race.LOGGED, "[%r1+256], %t`"), (1, " or later: `")])
+def test_of_the_stores_between_two_barriers_the_one_that_raced_is_named(
+    execute: Execute, monkeypatch: pytest.MonkeyPatch, logged: int, said: str
+) -> None:
+    """Or, where there were more accesses than are remembered, that it may be a later one."""
+    monkeypatch.setattr(race, "LOGGED", logged)
+    store = "st.shared.b32 [%r1], %t;"
+    three = "".join(store.replace("[%r1]", f"[%r1+{at}]") for at in (512, 256, 768))
+    body = NEIGHBOUR.replace(store, three).replace("[%r1], 0", "[%r1+256], 0")
+    body = body.replace("[%r2]", "[%r2+256]")
+    assert not execute(body, **TWO_WARPS).races
+    races = execute(body.replace("bar.sync 0;", ""), **TWO_WARPS).races
+    writers = [r.split("written by")[1] for r in races if "written by" in r]
+    assert writers and all(said in w for w in writers)
 
 
 def test_relaxed_atomics_do_not_race_but_plain_loads_of_them_do(execute: Execute) -> None:
