@@ -17,6 +17,7 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.types import TextResourceContents
 
 ROOT = Path(__file__).resolve().parents[2]
+LONGEST = 200.0  # seconds that an answer may take
 
 
 class Refused(Exception):
@@ -55,7 +56,8 @@ class Agent:
         return dict(result.structured_content)
 
     async def _call(self, tool: str, arguments: dict[str, Any], told: Any) -> Any:
-        return await self.client.call_tool(tool, arguments, progress_callback=told)
+        with anyio.fail_after(LONGEST):
+            return await self.client.call_tool(tool, arguments, progress_callback=told)
 
     def cancelled(self, tool: str, seconds: float, **arguments: Any) -> bool:
         """Call a tool and give up after a while; whether it was still at it."""

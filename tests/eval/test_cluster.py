@@ -224,6 +224,7 @@ def test_a_client_that_was_closed_is_a_scheduler_that_is_gone(
         worker.run(job(tmp_path), 1.0)
     with pytest.raises(BrokenProcessPool, match="the scheduler at tcp://here:1 is gone"):
         compiler.submit(TASKS[:1]).result(timeout=1.0)
+    compiler.close()
 
 
 def test_hosts_start_children_by_their_own_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,12 @@ kills 200 and prints a row of each kind of work."""
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import random
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 import train
 from ptxflow import sample
@@ -30,6 +33,8 @@ from tests.builders import space_at, untrained
 from tests.eval import test_library, test_tune_faults
 from tests.gfn import test_train_script
 from tests.scripted_gpu import scripted_gpu
+
+LONGEST = 240.0  # seconds that one run may take
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,13 @@ def works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Work]:
 
 def ended(work: Work, folder: Path, seconds: float | None = None) -> bool:
     """Whether the command ends by itself, which it does well; killed after so many seconds."""
-    child = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(work.run(folder)))
+
+    def run() -> None:
+        faulthandler.dump_traceback_later(LONGEST, exit=True, file=sys.__stderr__)
+        tqdm.set_lock(threading.RLock())  # its own would stay locked where a child is killed
+        sys.exit(work.run(folder))
+
+    child = multiprocessing.get_context("fork").Process(target=run)
     child.start()
     child.join(seconds)
     if child.exitcode is None:

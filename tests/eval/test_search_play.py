@@ -200,6 +200,16 @@ def test_an_optimiser_outlives_failures() -> None:
         assert len(play(method, Replay("toy", SPACE, broken, 1.0), 30, seed=0)) == 30
 
 
+def test_an_optimiser_that_fails_ends_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(objective: Callable[[Any], float], *_: Any, **__: Any) -> None:
+        objective(np.zeros(4))
+        raise OverflowError("no such point")
+
+    monkeypatch.setattr("scipy.optimize.dual_annealing", fails)
+    with pytest.raises(OverflowError, match="no such point"):
+        play(Annealing(), Replay("toy", SPACE, times(), 1.0), 30, seed=0)
+
+
 def test_sub_spaces_have_no_holes() -> None:
     rows = SPACE.indices()
     part = SPACE.codes[(rows[:, 0] > 1) & (rows[:, 2] == 0)]

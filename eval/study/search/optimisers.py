@@ -195,11 +195,16 @@ class _Inverted:
 
     def first(self) -> Any:
         self._thread.start()
-        return self._proposals.get()
+        return self._proposed()
 
     def next(self, time: float) -> Any:
         self._times.put(time)
-        return self._proposals.get()
+        return self._proposed()
+
+    def _proposed(self) -> Any:
+        if isinstance(proposal := self._proposals.get(), Exception):
+            raise proposal
+        return proposal
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -211,7 +216,10 @@ class _Inverted:
             run(self._ask)
         except _Stop:
             return
-        self._proposals.put(None)
+        except Exception as error:  # the other side waits
+            self._proposals.put(error)
+        else:
+            self._proposals.put(None)
 
     def _ask(self, point: Any) -> float:
         self._proposals.put(np.array(point))
