@@ -7,7 +7,6 @@ import random
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Op, UOp, digest, edit, walk
+from ptxflow.compiler.processes import Processes
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
@@ -196,7 +196,7 @@ def write(folder: str, seed: int) -> int:
 
 
 def test_many_writers_need_no_lock(tmp_path: Path) -> None:
-    with ProcessPoolExecutor(3) as pool:
+    with Processes(3) as pool:
         assert sum(pool.map(write, [str(tmp_path)] * 3, range(3))) == 0
     assert len(entries(tmp_path)) == 8 and cache.Store(tmp_path).clear(0.0, True)[0] == 8
 
