@@ -36,8 +36,10 @@ bytecode:
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
+# a test that hangs ends after five minutes, with the stacks of all threads
 quick: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --timeout 300
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -o faulthandler_timeout=300 \
+		-o faulthandler_exit_on_timeout=true
 
 test-all: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "slow or not slow"

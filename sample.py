@@ -12,10 +12,10 @@ are then of each size that is looked at. A run that was cut short goes on where 
 
 The table has microseconds, and the share of what bounds the problem: the device's bandwidth, or the
 peak of its tensor cores; then TFLOP/s too. A mixture of experts is bound by the experts that random
-routing touches, so that real tokens, which share experts, may exceed it. "Of best" is against the best of all valid strategies
-as predicted, "log p" the policy's log-probability. Where more than 300,000 are valid, only 512
-draws of the policy are scored and what an evolutionary search of the reward asks for, and "best"
-is the best of these.
+routing touches, so that real tokens, which share experts, may exceed it. "Of best" is against the
+best of all valid strategies as predicted, "log p" the policy's log-probability. Where more than
+300,000 are valid, only 512 draws of the policy are scored and what an evolutionary search of the
+reward asks for, and "best" is the best of these.
 
 examples:
   python sample.py --definition list

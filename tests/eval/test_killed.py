@@ -8,6 +8,7 @@ import faulthandler
 import json
 import multiprocessing
 import random
+import signal
 import sys
 import threading
 import time
@@ -34,7 +35,7 @@ from tests.eval import test_library, test_tune_faults
 from tests.gfn import test_train_script
 from tests.scripted_gpu import scripted_gpu
 
-LONGEST = 240.0  # seconds that one run may take
+LONGEST = 240  # seconds that one run may take
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def ended(work: Work, folder: Path, seconds: float | None = None) -> bool:
     """Whether the command ends by itself, which it does well; killed after so many seconds."""
 
     def run() -> None:
-        faulthandler.dump_traceback_later(LONGEST, exit=True, file=sys.__stderr__)
+        faulthandler.register(signal.SIGALRM, file=sys.__stderr__, chain=True)
+        signal.alarm(LONGEST)
         tqdm.set_lock(threading.RLock())  # its own would stay locked where a child is killed
         sys.exit(work.run(folder))
 
