@@ -85,6 +85,14 @@ class RelationSpace(StrategySpace):
         codes: Codes = self.at(rng.integers(len(self), size=n)) @ self.strides[1:]
         return codes
 
+    @staticmethod
+    def of(space: Space) -> RelationSpace:
+        """The same strategies without their list, which may be a part of what the rules leave."""
+        children = [level.child for level in space.levels[:-1]]
+        children[-1] = np.minimum(children[-1], 0)  # all leaves are one node
+        layers = _counted(_merged(children), space.who)
+        return RelationSpace(space.family, space.problem, space.device, layers)
+
     def listed(self) -> Space:
         """The same strategies in a list, for which there must be room."""
         codes = self.at(np.arange(len(self))) @ self.strides[1:]

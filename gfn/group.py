@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ptxflow.env.relation import RelationSpace, relate
+from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import Reward, log_reward
 from ptxflow.env.space import Space
 from ptxflow.gfn.balance import KernelEnv, objective
@@ -45,7 +45,7 @@ class Group:
     """Workloads of one family with their diagrams, what was met of them, objective and losses."""
 
     def __init__(self, spaces: Sequence[AnySpace], ids: list[int], trainer: Host) -> None:
-        self.spaces = [related(s) for s in spaces]
+        self.spaces = [RelationSpace.of(s) if isinstance(s, Space) else s for s in spaces]
         self.ids = ids  # of the trainer's workloads, by workload id of the walks
         self.trainer, config = trainer, trainer.config
         self.walks = Diagrams(self.spaces, trainer.compute)
@@ -120,10 +120,3 @@ class Group:
             choices.append(old[0])
             values.append(old[1])
         return torch.cat(choices, 2).flatten(0, 1), torch.cat(values, 2).flatten(0, 1)
-
-
-def related(space: AnySpace) -> RelationSpace:
-    """The same strategies without a list."""
-    if isinstance(space, RelationSpace):
-        return space
-    return relate(space.family, space.problem, space.device)

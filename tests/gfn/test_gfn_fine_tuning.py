@@ -111,6 +111,14 @@ def test_tuning_follows_the_measurements_and_leaves_the_policy_alone(
     assert seen.about["tuned"]["measured"] == 32
 
 
+def test_a_part_of_a_space_is_tuned_as_it_is(policy: Policy, toy: SpaceOf, truth: Slower) -> None:
+    """Of its strategies alone, though the rules leave others."""
+    whole = toy(64)
+    part = Space(whole.family, whole.problem, whole.device, whole.codes[: len(whole) // 2 : 2])
+    tuned = fine_tune(policy, part, None, base=truth, config=EXPECTED)
+    assert distance(tuned, part, truth, TAU) < 0.5 * distance(policy, part, truth, TAU)
+
+
 @pytest.mark.slow
 def test_what_failed_is_not_proposed_by_a_tuned_policy(
     policy: Policy, toy: SpaceOf, toy_reward: Any

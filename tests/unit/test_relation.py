@@ -28,6 +28,8 @@ def check(space: Space, related: RelationSpace, rng: np.random.Generator) -> Non
     """All strategies in order, all counts after all prefixes, and three conditional spaces."""
     every = related.at(np.arange(len(related)))
     assert len(related) == len(space) and (every @ related.strides[1:] == space.codes).all()
+    for a, b in zip(related.layers, RelationSpace.of(space).layers, strict=True):
+        assert np.array_equal(a.child, b.child) and np.array_equal(a.counts, b.counts)
     for depth, level in enumerate(space.levels[:-1]):
         prefixes = space.indices(level.prefix * space.strides[depth])[:, :depth]
         assert (related.counts(prefixes) == space.counts(prefixes)).all()
