@@ -262,6 +262,15 @@ def test_routing_of_the_case_is_that_of_the_reference() -> None:
     assert np.allclose(shares(made["routing_logits"], plain(made["routing_bias"])), expected)
 
 
+@pytest.mark.parametrize("local", [1, 5, 11, 32, 256])
+def test_tokens_choose_among_any_number_of_local_experts(local: int) -> None:
+    """Clearly: the first that is not chosen is below the last that is."""
+    made = case_of(experts(58, **SMALL | {"local": local}), seed=1).tensors
+    scores = 1 / (1 + np.exp(-made["routing_logits"].astype(float))) + plain(made["routing_bias"])
+    groups = np.sort(scores.reshape(58, 8, 32), -1)[..., -2:].sum(-1)
+    assert (np.diff(np.sort(groups, -1))[:, 3] > 1e-4).all()
+
+
 def test_moe_is_the_reference() -> None:
     made = case_of(experts(20, **SMALL), seed=2)
     inputs: list[Any] = [narrow(t) for name, t in made.tensors.items() if name != "output"]

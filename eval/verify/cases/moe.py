@@ -26,6 +26,7 @@ SPREAD, ONE, NONE = "spread", "one", "none"
 TIED_BIAS = 0.0625  # of the two best experts of groups that tie
 HIGH, AWAY = 8.0, -4.0  # logits of experts that are chosen, and of local ones that may still be
 RANKS = 6  # that the first of three local experts may have among the chosen
+DRAWS = 200  # until each token's choice is clear
 FEWEST = 1e-4  # between scores, at which the choice turns: less could be an error of rounding
 
 
@@ -90,14 +91,14 @@ def _routing(
     ties = min(GROUPS - 1, tokens // 4) if len(best) == GROUPS else 0
     ranks = RANKS if routing == SPREAD and len(around) and tokens > 16 else 0
     logits = np.zeros((tokens, count), np.float32)
-    unclear = np.ones(tokens, bool)
-    while unclear.any():
+    unclear, away = np.ones(tokens, bool), AWAY - 0.01 * np.arange(len(mine))  # no two alike
+    for _ in range(DRAWS):
         drawn = rng.normal(size=(tokens, count))
         drawn[:, mine] = rng.uniform(1, 3, (tokens, len(mine)))
-        drawn[ties::9, mine] = AWAY
+        drawn[ties::9, mine] = away
         if tokens > MANY:
-            drawn[ENDS:-ENDS, mine] = AWAY
-        drawn[:ties] = np.minimum(drawn[:ties], 1.0)
+            drawn[ENDS:-ENDS, mine] = away
+        drawn[:ties] -= 2.0 * (drawn[:ties] > 1.0)
         for token in range(ties):
             drawn[token, best[[token, GROUPS - 1]]] = HIGH
         for behind, row in enumerate(drawn[ties : ties + ranks]):
@@ -107,7 +108,9 @@ def _routing(
             drawn[-CHOSEN:] = _in_order(plain(rounded))
         logits[unclear] = drawn[unclear]
         unclear = ~_clear(logits, plain(rounded))
-    return logits, rounded
+        if not unclear.any():
+            return logits, rounded
+    raise ValueError(f"no routing of {tokens} tokens to {local} experts from {first} on is clear")
 
 
 def _best_of_groups(rng: np.random.Generator, mine: list[int]) -> Values:
