@@ -231,7 +231,7 @@ def test_refusals_name_statements_that_touch_what_they_blame(case: tuple[Device,
 EQUIVALENT = {
     # tcgen05's own fences order accesses to TMEM; no other data is handed over here
     "a relaxed arrive for tensor memory": (
-        PAIR, instead("mbar_release_peer", 0, lambda n: at.mbar_arrive_peer(*n.src))
+        PAIR, instead("mbar_arrive_peer", 0, lambda n: at.mbar_arrive_peer(*n.src))
     ),
     "the order of a stage's loads": (STAGED, loads_exchanged),
     "bytes expected after their loads": (STAGED, bytes_expected_late),

@@ -187,7 +187,9 @@ class Kernel:
         if not self.reuses:
             return []
         bar = slot(self.done.empty, buffer)
-        return [at.mbar_release_peer(bar, 0) if self.t.pair else at.mbar_arrive(bar)]
+        return [
+            at.mbar_arrive_peer(bar, 0, order="release") if self.t.pair else at.mbar_arrive(bar)
+        ]
 
     def _share(self) -> tuple[int, int, UOp, UOp]:
         """Row blocks and columns of this warp's warpgroup: how many, and the first of each."""

@@ -195,7 +195,7 @@ class Tiling:
             shares, tall = self.shared_rows(name), self.box(name)[1]
             by, mine = at.tma_load_pair if self.pair else at.tma_load, const(0)
             if shares > 1:
-                by, mine = partial(at.tma_load_multicast, mask=(1 << shares) - 1), CTA_RANK * tall
+                by, mine = partial(at.tma_load, mask=(1 << shares) - 1), CTA_RANK * tall
             tile = SmemTile(rows, self.s.tile_k * self.unit, ELEMENT // self.unit, self.swizzle)
             tiles = Tiles(name, ring, storage, tile, apart=False)
             out += tiles.load(use, first, [row + mine], tall, mine, by) if name in only else []
