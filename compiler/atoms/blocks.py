@@ -94,15 +94,3 @@ instruction(
     "one: group l&1, from column 4(l%4/2) on, of the first row and of the second",
     sass=("shfl.sync.bfly",),
 )
-instruction(
-    "st_global_fp8(base: pointer, index inside: value, tile: global w, src: frag*1 r)",
-    written(
-        "f32 none",
-        "mov.b32 %_none, 0;",
-        "cvt.rn.satfinite.e4m3x2.f32 %rh, %_none, {src};",
-        "mad.wide.u32 %rda, {index}, 1, {base};",
-        "{inside.guard}st.global.b8 [%rda], %rh;",
-    ),
-    "9.7.9.11 st of one float32 register, rounded to e4m3 (9.7.9.22 cvt)",
-    sass=("cvt to fp8",),
-)

@@ -62,16 +62,33 @@ instruction(
 
 
 instruction(
-    "copy_chunks(dst: smem*512 w generic copies, offset: value, base: pointer, row column "
+    "copy_chunks(dst: smem w generic copies, offset: value, base: pointer, index column "
     "inside: value, tile: global r read-only) warp",
     _copied(
         "mad.wide.u32 %rda, {column}, {element}, {base};",
-        "mad.wide.u32 %rda, {row}, {pitch}, %rda;",
+        "mad.wide.u32 %rda, {index}, {pitch}, %rda;",
     ),
-    "9.7.9.25 cp.async: 16 bytes of every lane, from a row and column that it names to its "
-    "offset; zeros where not `inside`; rows are `pitch` bytes apart",
+    "9.7.9.25 cp.async: 16 bytes of every lane, from a row (index) and column that it names to its "
+    "offset; zeros where not `inside`; rows are `pitch` bytes apart. Or a line of 128 bytes of "
+    "every block of 1 KiB, from consecutive bytes of a row, `first` and up: each lane names the "
+    "place in the first block of its 16 bytes",
     sass=("cp.async",),
-    rules=(Rule("rows begin at multiples of 16 bytes", lambda u: u.arg.attr("pitch") % 16 == 0),),
+    defaults=(("first", None), ("prefetch", 0)),
+    rules=(
+        PREFETCHED,
+        Rule(
+            "rows begin at multiples of 16 bytes",
+            lambda u: u.arg.attr("pitch") % CHUNK == (u.arg.attr("first") or 0) % CHUNK == 0,
+        ),
+        Rule(
+            "there are 16 bytes of each lane, or whole blocks",
+            lambda u: (
+                u.src[0].arg == 32 * CHUNK
+                if u.arg.attr("first") is None
+                else u.src[0].arg % BLOCK == 0
+            ),
+        ),
+    ),
 )
 instruction(
     "copies_arrive(bar: mbar) orders -> copies_arrive",
@@ -79,28 +96,6 @@ instruction(
     "9.7.13.15.17 cp.async.mbarrier.arrive.noinc: each lane arrives when all that it has "
     "copied so far has landed",
     sass=("cp.async.mbarrier.arrive",),
-)
-
-
-instruction(
-    "copy_lines(dst: smem w generic copies, offset: value, base: pointer, index column inside: "
-    "value, tile: global r read-only) warp",
-    _copied(
-        "mad.wide.u32 %rda, {column}, 1, {base};", "mad.wide.u32 %rda, {index}, {pitch}, %rda;"
-    ),
-    "9.7.9.25 cp.async: a line of 128 bytes of every block of 1 KiB, from consecutive bytes of "
-    "a row, `first` and up; each lane names the row, the byte and the place in the first block "
-    "of its 16 bytes; zeros where not `inside`; rows are `pitch` bytes apart",
-    sass=("cp.async",),
-    defaults=(("prefetch", 0),),
-    rules=(
-        PREFETCHED,
-        Rule(
-            "rows begin at multiples of 16 bytes",
-            lambda u: u.arg.attr("pitch") % CHUNK == u.arg.attr("first") % CHUNK == 0,
-        ),
-        Rule("there are whole blocks", lambda u: u.src[0].arg % BLOCK == 0),
-    ),
 )
 
 

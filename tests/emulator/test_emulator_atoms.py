@@ -32,10 +32,14 @@ HINTS: dict[str, tuple[Any, ...]] = {  # of loads and stores that have defaults 
     "copies": (1, 4),
     "rounding": ("rni", "rzi"),
     "whole": (False, True),
+    "acquire": ("", ".acquire.cluster"),
+    "order": ("relaxed", "release"),
+    "mask": (0, 3),
+    "first": (None, 0),
 }
 ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
-    "id": 1, "threads": 128, "element": 2, "split": 0, "acquire": "cta", "release": False,
+    "id": 1, "threads": 128, "element": 2, "split": 0,
     "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
     "shift": 8, "bits": 9, "size": 128, "vector": 4, "quantity": "mass", "warps": 8,
     "runs": 16, "slots": 64, "vocab": 1000, "group": 4, "peers": 2,
@@ -114,7 +118,7 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
 
 #: operands whose sizes hang together, or attributes of one family: known from its kernels
 IN_KERNELS = {
-    "promote", "pack_fp8", "st_global_fp8", "sort_key", "count_entries", "gather_entries",
+    "promote", "pack_fp8", "sort_key", "count_entries", "gather_entries",
     "outrank", "put_place",
 }  # fmt: skip
 GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]

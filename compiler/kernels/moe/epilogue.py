@@ -158,6 +158,10 @@ class Columns(Epilogue):
         j, second = divmod(index, 2)
         return 8 * j + ((LANE & 3) << 1) + second
 
+    @staticmethod
+    def _put(index: UOp, inside: UOp, place: UOp, rounded: UOp) -> UOp:
+        return at.st_global_narrow(param("inner"), index, inside, place, rounded, dtype="e4m3")
+
     def _inner(self) -> None:
         g, tokens, count = self.g, self.g.tile_t // 4, self.hidden
         scaled, found = self._scaled(self._gated(2), tuple(range(tokens)))
@@ -168,7 +172,7 @@ class Columns(Epilogue):
             column = g.first_column + ((WARP >> 2) * mine + block) * per_block + (WARP & 3) * 8
             place = g.place("inner", index // 2 * 8, column, 8, 8)
             target = row * g.inner + column + (LANE >> 2)
-            emit(at.st_global_fp8(param("inner"), target, inside, place, scaled[i]))
+            emit(self._put(target, inside, place, scaled[i].slot))
         with where(WARP.eq(0)):
             scale = self._scale(found)
             for index in range(tokens):
@@ -400,7 +404,7 @@ class WeightLanes(Columns):
             place = g.place("inner", token, from_, 1, 16)
             mine = inside & (LANE & 8).eq(0)
             index = row * g.inner + column
-            emit(at.st_global_fp8(param("inner"), index, mine, place, scaled[i]))
+            emit(self._put(index, mine, place, scaled[i].slot))
         with where(WARP.eq(0)):
             scale = self._scale(found)
             emit([g.put_scale(t, 1, t, scale[t].slot, LANE < 1) for t in range(tokens)])
