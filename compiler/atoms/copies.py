@@ -12,7 +12,7 @@ from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import CACHED, PREFETCHED, Text, written
 from ptxflow.compiler.ir import UOp
 
-CHUNK = 16  # bytes of a lane
+WORD, CHUNK = 4, 16  # bytes of a lane
 LINE, BLOCK = 128, 1024  # bytes of eight lanes, and of eight lines
 _FILLED = Rule("it is all of its slot", lambda u: u.src[0].arg == u.arg.attr("bytes"))
 _WHOLE = Rule("it copies whole chunks of 16 bytes", lambda u: u.arg.attr("bytes") % 16 == 0)
@@ -37,16 +37,23 @@ def _copied(*address: str) -> Text:
     return write
 
 
+_chunk = _copied("mad.wide.u32 %rda, {index}, 16, {base};")
+_word = written(
+    "",
+    "add.u32 %ra, {dst_reg}, {offset};",
+    "mad.wide.u32 %rda, {index}, 4, {base};",
+    "{inside.guard}cp.async.ca.shared.global [%ra], [%rda], 4;",
+)
 instruction(
     "copy_async(dst: smem w generic copies, offset: value, base: pointer, index inside: "
     "value, tile: global r read-only)",
-    _copied("mad.wide.u32 %rda, {index}, 16, {base};"),
+    lambda use, text: (_word if use.arg.attr("size") == WORD else _chunk)(use, text),
     "9.7.9.25.3.1 cp.async: 16 bytes of each lane, zeros where not `inside`, of which nothing "
-    "is read then; index counts 16 bytes; complete with the lane's group, and for other lanes once "
-    "they met; L2 may bring `prefetch` bytes at once",
+    "is read then, or 4 of those that are `inside`; index counts these; complete with the lane's "
+    "group, and for other lanes once they met; L2 may bring `prefetch` bytes at once",
     sass=("cp.async",),
-    defaults=(("prefetch", 0),),
-    rules=(PREFETCHED,),
+    defaults=(("prefetch", 0), ("size", CHUNK)),
+    rules=(PREFETCHED, Rule("it copies 4 or 16", lambda u: u.arg.attr("size") in (WORD, CHUNK))),
 )
 instruction(
     "copies_commit() orders -> commit",
@@ -62,13 +69,13 @@ instruction(
 
 
 instruction(
-    "copy_chunks(dst: smem w generic copies, offset: value, base: pointer, index column "
+    "copy_chunks(dst: smem w generic copies, offset: value, base: pointer, row column "
     "inside: value, tile: global r read-only) warp",
     _copied(
         "mad.wide.u32 %rda, {column}, {element}, {base};",
-        "mad.wide.u32 %rda, {index}, {pitch}, %rda;",
+        "mad.wide.u32 %rda, {row}, {pitch}, %rda;",
     ),
-    "9.7.9.25 cp.async: 16 bytes of every lane, from a row (index) and column that it names to its "
+    "9.7.9.25 cp.async: 16 bytes of every lane, from a row and column that it names to its "
     "offset; zeros where not `inside`; rows are `pitch` bytes apart. Or a line of 128 bytes of "
     "every block of 1 KiB, from consecutive bytes of a row, `first` and up: each lane names the "
     "place in the first block of its 16 bytes",

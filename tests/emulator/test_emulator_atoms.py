@@ -36,6 +36,7 @@ HINTS: dict[str, tuple[Any, ...]] = {  # of loads and stores that have defaults 
     "order": ("relaxed", "release"),
     "mask": (0, 3),
     "first": (None, 0),
+    "size": (4, 16),
 }
 ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,

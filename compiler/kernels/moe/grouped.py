@@ -302,7 +302,7 @@ class Grouped(Shape):
                 )
             )
         scales = [
-            at.copy_words(
+            at.copy_async(
                 slot(
                     self.scales, stage, (first + 32 * w) * 4, min(self._own_rows - 32 * w, 32) * 4
                 ),
@@ -311,6 +311,7 @@ class Grouped(Shape):
                 k * param("seq_len") + token.value,
                 self._own_rows - 32 * w > LANE if self._own_rows - 32 * w < 32 else 1,
                 anywhere("hidden_states_scale"),
+                size=4,
             )
             for w, token in enumerate(self.scale_tokens)
         ]
