@@ -48,11 +48,6 @@ instruction(
     "9.7.9.11 st",
 )
 instruction(
-    "ld_shared_v4(dst: frag*4 w, src: smem r, offset: value)",
-    "add.u32 %ra, {src_reg}, {offset};\nld.shared.v4.b32 {{{dst}}}, [%ra];",
-    "9.7.9.8 ld",
-)
-instruction(
     "st_async_v4(dst: smem w generic mbar, offset: value, src: frag*4 r, bar: mbar, rank: value) "
     "-> st_async",
     written(

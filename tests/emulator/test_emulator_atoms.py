@@ -53,7 +53,7 @@ COUNTS = {
     ("ld_global_narrow", "dst"): 1,
     ("exp2_rows", "scale"): 1, ("shift_exp2", "scale"): 1, ("mma_16816", "b"): 2,
     ("shuffle_from", "dst"): 1, ("shuffle_from", "src"): 1, ("count_lanes", "dst"): 1,
-    ("scale_f32", "b"): 1, ("st_shared", "src"): 1, ("ld_shared", "dst"): 1,
+    ("scale_f32", "b"): 1, ("st_shared", "src"): 1,
 }  # fmt: skip
 COUNTS |= {
     (name, operand): 1

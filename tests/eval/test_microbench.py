@@ -22,7 +22,7 @@ from tests.libcuda import Cuda
 
 SAME_BYTES = ("bulk_", "tma_", "st_async")  # their steps write the same zeros over each other
 AHEAD = "mbar_arrive_peer"  # a peer arrives before its phase was waited for
-QUICK = ("fma_f32", "ld_shared_v4", "mbar_arrive, mbar_wait", "tma_load 128 B",
+QUICK = ("fma_f32", "ld_shared 16 B", "mbar_arrive, mbar_wait", "tma_load 128 B",
          "wgmma m64n8k16 bf16")  # fmt: skip
 SLOW = pytest.mark.slow
 EACH = [pytest.param(n, marks=() if n in QUICK else SLOW) for n in probes.probes()]

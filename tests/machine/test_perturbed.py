@@ -196,7 +196,7 @@ def test_a_race_names_the_statement_that_touches_the_tile(tile: UOp) -> None:
     told = refusal(block(H200, (first, second, empty, A, B, OUT), *both, warps=5), H200)
     name = tile.arg.name
     assert told is not None and f"race on {name}[0]: tma_load({name}, " in told, told
-    assert f"is not ordered after ld_shared_v4(out, {name}) at " in told, told
+    assert f"is not ordered after ld_shared(out, {name}) at " in told, told
     assert " by consumer warp" in told, told
 
 

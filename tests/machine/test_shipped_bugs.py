@@ -78,7 +78,7 @@ def replay(
 @bug(
     "a CTA-scope arrive used across a cluster",
     r"race on [ab]\[0\]: tma_load\([ab], .* is not ordered after "
-    r"ld_shared_v4\(out, [ab]\).*nothing hands it over at cluster scope",
+    r"ld_shared\(out, [ab]\).*nothing hands it over at cluster scope",
 )
 def scope(broken: bool) -> Replay:
     """Generic reads of a stage that a peer refills: the arrive and the wait must span both CTAs."""
@@ -207,7 +207,7 @@ def freed(broken: bool) -> Replay:
 
 @bug(
     "a stage released before the proxy fence",
-    r"race on a\[0\]: tma_load\(a, .*is not ordered after ld_shared_v4\(out, a\).*"
+    r"race on a\[0\]: tma_load\(a, .*is not ordered after ld_shared\(out, a\).*"
     "known to the generic proxy only.*fix: fence.proxy.async",
 )
 def early_release(broken: bool) -> Replay:

@@ -98,7 +98,7 @@ def test_what_a_segment_leaves_in_its_leader(o: Options) -> UOp:
     sift = at.sift(*mine, over, slot(listed), slot(WORDS), slot(window), CTA_RANK, 0, 0, 0,
                    group=4, slots=32, peers=2)  # fmt: skip
     read = [
-        at.ld_shared_lanes(slot(held), slot(places["lists"]), LANE * 8),
+        at.ld_shared(slot(held), slot(places["lists"]), LANE * 8),
         at.ld_shared(slot(held, 0, 0, 1), slot(places["tallies"]), 0),
         at.ld_shared(slot(held, 0, 1, 1), slot(places["shares"]), 0),
         at.ld_shared(slot(held, 0, 0, 1), over, 0),

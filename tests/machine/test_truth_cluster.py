@@ -44,7 +44,7 @@ def send() -> list[UOp]:
 
 
 def take() -> UOp:
-    return at.ld_shared_v4(slot(OUT), slot(PART), LANE * 16)
+    return at.ld_shared(slot(OUT), slot(PART), LANE * 16)
 
 
 @truth(

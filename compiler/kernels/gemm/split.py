@@ -74,7 +74,7 @@ class SplitK:
         for i in range(self.parts.n // QUAD):
             rank, q = divmod(i, quads)
             place = self._quad(rank, piece * quads + q)
-            emit(at.ld_shared_v4(self.parts[i * QUAD : (i + 1) * QUAD], place, LANE * (QUAD * 4)))
+            emit(at.ld_shared(self.parts[i * QUAD : (i + 1) * QUAD], place, LANE * (QUAD * 4)))
         total = self.parts[: self.piece]
         for first in range(self.piece, self.parts.n, self.piece):
             total += self.parts[first : first + self.piece]

@@ -195,7 +195,7 @@ class Columns(Epilogue):
             for w in range(self.warps):
                 source = slot(self.peaks, 0, w * pitch + 4 * lanes * i, size)
                 mine = found[each * w : each * (w + 1)]
-                read.append(at.ld_shared_lanes(mine, source, place))
+                read.append(at.ld_shared(mine, source, place))
             read.append(at.fold_max(out[i : i + each], found))
         emit(meet, read, meet)
         return out
@@ -271,7 +271,7 @@ class TokenLanes(Epilogue):
         """Of the lane's token, and its products with those of weights."""
         own, both = self.token_scale, zip(self.scale_factors, self.weight_scales, strict=True)
         return [
-            at.ld_shared_lanes(own, scales, self.row << 2),
+            at.ld_shared(own, scales, self.row << 2),
             *(at.scale_f32(factor, own, held) for factor, held in both),
         ]
 
@@ -312,7 +312,7 @@ class TokenLanes(Epilogue):
         emit(
             at.st_shared_lanes(own, LANE << 2, 1, top),
             meet,
-            at.ld_shared_lanes(other, theirs, LANE << 2),
+            at.ld_shared(other, theirs, LANE << 2),
             meet,
         )
         return maximum(top, other)
@@ -371,7 +371,7 @@ class WeightLanes(Columns):
 
     def load_token_scales(self, scales: UOp) -> list[UOp]:
         own = self.token_scales
-        return [at.ld_shared_lanes(own[i : i + QUAD], scales, 4 * i) for i in range(0, own.n, QUAD)]
+        return [at.ld_shared(own[i : i + QUAD], scales, 4 * i) for i in range(0, own.n, QUAD)]
 
     def factors(self, wave: int, first: int) -> Factors:
         """Of some tokens."""
