@@ -37,6 +37,11 @@ def _copied(*address: str) -> Text:
     return write
 
 
+def _wide(use: UOp) -> bool:
+    size, first = use.src[0].arg, use.arg.attr("first")
+    return bool(size == 32 * CHUNK if first is None else size % BLOCK == 0)
+
+
 _chunk = _copied("mad.wide.u32 %rda, {index}, 16, {base};")
 _word = written(
     "",
@@ -87,14 +92,7 @@ instruction(
             "rows begin at multiples of 16 bytes",
             lambda u: u.arg.attr("pitch") % CHUNK == (u.arg.attr("first") or 0) % CHUNK == 0,
         ),
-        Rule(
-            "there are 16 bytes of each lane, or whole blocks",
-            lambda u: (
-                u.src[0].arg == 32 * CHUNK
-                if u.arg.attr("first") is None
-                else u.src[0].arg % BLOCK == 0
-            ),
-        ),
+        Rule("there are 16 bytes of each lane, or whole blocks", _wide),
     ),
 )
 instruction(

@@ -12,7 +12,6 @@ from functools import reduce
 from math import gcd
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, value
@@ -30,6 +29,7 @@ from ptxflow.compiler.tile.values import (
     reciprocal,
     select,
     shuffle_xor,
+    times,
     traced,
     where,
 )
@@ -88,14 +88,13 @@ class Epilogue:
             each.set(reduce(maximum, (UInt32(r, x.slot) for x in own)))
         top = self._largest(top)
         found = maximum(top, r.constant(LEAST))
-        bits = {"factor": float_bits(LARGEST), "summand": 0}
-        factor = reciprocal(found).apply(at.fma_constants, **bits)
+        factor = times(reciprocal(found), LARGEST)
         for i, turn in enumerate(turns):
             emit(at.scale_f32(out[i], hidden[i], factor[turn]))
         return out, found
 
     def _scale(self, found: Float32) -> Float32:
-        return found.apply(at.fma_constants, factor=float_bits(1 / LARGEST), summand=0)
+        return times(found, 1 / LARGEST)
 
 
 class Rows(Epilogue):

@@ -195,9 +195,7 @@ class Grouped(Shape):
         """The weights of a tile of the first product, by a warp of their own."""
         k = var("k_feed")
         use = self.use(i, k)
-        expect = at.mbar_arrive_expect(
-            slot(self.ring.full, self.ring.stage(use)), bytes=self.weight_tile.bytes
-        )
+        expect = self.ring.expect(use, self.weight_tile.bytes)
         fill = single(self.ring.wait_empty(use), expect, *self._weights(use, k, self.feeding))
         return [loop(k, self.steps, fill), self._prefetch(self.feeding, const(0))]
 
@@ -282,8 +280,8 @@ class Grouped(Shape):
         """A warp's part of a stage of the first product; the first warp asks for weights, too."""
         use = self.use(i, k)
         stage = self.ring.stage(use)
-        bar, first, chunk = slot(self.ring.full, stage), warp * self._own_rows, LANE & 7
-        expect = at.mbar_arrive_expect(bar, bytes=self.weight_tile.bytes)
+        first, chunk = warp * self._own_rows, LANE & 7
+        expect = self.ring.expect(use, self.weight_tile.bytes)
         copies = []
         for g, token in enumerate(self.line_tokens):
             row = first + LINES * g
@@ -342,9 +340,8 @@ class Grouped(Shape):
 
     def release(self, use: UOp) -> list[UOp]:
         """A warp has read its part of a stage, its scales too, which a bulk copy may overwrite."""
-        arrive = at.mbar_arrive(slot(self.ring.empty, self.ring.stage(use)))
         fence = [] if self.gathers else [at.fence_proxy_async()]
-        return [*fence, at.warp_sync(), single(arrive)]
+        return [*fence, at.warp_sync(), self.ring.release(use)]
 
     # -- what a tile leaves --------------------------------------------------------------------
 
