@@ -90,7 +90,7 @@ def finish(info: KernelInfo, *body: Body, drained: bool = False, meet: bool = Tr
 def _cluster_sync(release: bool = False) -> list[UOp]:
     """Relaxed where it hands over initialised barriers, or lives, and no data: a release waits for
     every store of the block to reach the whole GPU."""
-    return [at.cluster_arrive() if release else at.cluster_arrive_relaxed(), at.cluster_wait()]
+    return [at.cluster_arrive(order="release" if release else "relaxed"), at.cluster_wait()]
 
 
 def _prologue(info: KernelInfo, allocate: list[UOp]) -> list[UOp]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.common import _ISA_TMA, _TMA_RULES
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import each, written
+from ptxflow.compiler.atoms.threads import each
 
 instruction(
     "tma_load_5d(dst: smem w async mbar, map: map, c0 c1 c2 c3 c4: value, bar: mbar) one -> "
@@ -36,18 +36,6 @@ instruction(
     sass=("TMA tensor load",),
     rules=_TMA_RULES,
     defaults=(("apart", True),),
-)
-instruction(
-    "copy_words(dst: smem w generic copies, offset: value, base: pointer, index inside: value, "
-    "tile: global r read-only) warp",
-    written(
-        "",
-        "add.u32 %ra, {dst_reg}, {offset};",
-        "mad.wide.u32 %rda, {index}, 4, {base};",
-        "{inside.guard}cp.async.ca.shared.global [%ra], [%rda], 4;",
-    ),
-    "9.7.9.25 cp.async: a word of the lanes for which a condition holds; index counts words",
-    sass=("cp.async",),
 )
 
 
@@ -93,16 +81,4 @@ instruction(
     "2(l%4) and the next of two rows. Of each two such groups it gets four bytes in a row of "
     "one: group l&1, from column 4(l%4/2) on, of the first row and of the second",
     sass=("shfl.sync.bfly",),
-)
-instruction(
-    "st_global_fp8(base: pointer, index inside: value, tile: global w, src: frag*1 r)",
-    written(
-        "f32 none",
-        "mov.b32 %_none, 0;",
-        "cvt.rn.satfinite.e4m3x2.f32 %rh, %_none, {src};",
-        "mad.wide.u32 %rda, {index}, 1, {base};",
-        "{inside.guard}st.global.b8 [%rda], %rh;",
-    ),
-    "9.7.9.11 st of one float32 register, rounded to e4m3 (9.7.9.22 cvt)",
-    sass=("cvt to fp8",),
 )

@@ -50,14 +50,9 @@ instruction(
 )
 instruction(
     "cluster_arrive() cluster orders -> cluster_arrive",
-    "barrier.cluster.arrive.release.aligned;",
-    "9.7.13.3 barrier.cluster",
-)
-instruction(
-    "cluster_arrive_relaxed() cluster orders -> cluster_arrive",
-    "barrier.cluster.arrive.relaxed.aligned;",
+    "barrier.cluster.arrive.{order}.aligned;",
     "9.7.13.3 barrier.cluster; relaxed: hands over initialised barriers and lives, no data",
-    defaults=(("relaxed", True),),
+    defaults=(("order", "release"),),
 )
 instruction(
     "cluster_wait() cluster orders -> cluster_wait",
@@ -66,20 +61,13 @@ instruction(
 )
 instruction(
     "mbar_wait(bar: mbar, parity: value) any orders -> mbar_wait",
-    "WAIT_{uid}:\nmbarrier.try_wait.parity.shared::cta.b64 %pw, [{bar}], {parity};\n"
+    "WAIT_{uid}:\nmbarrier.try_wait.parity{acquire}.shared::cta.b64 %pw, [{bar}], {parity};\n"
     "@!%pw bra WAIT_{uid};",
-    "9.7.13.15.16 mbarrier.try_wait (may return false: always loop)",
+    "9.7.13.15.16 mbarrier.try_wait (may return false: always loop); acquire.cluster: takes over "
+    "what a peer released",
     sass=("mbarrier.try_wait",),
     label=True,
-)
-instruction(
-    "mbar_wait_cluster(bar: mbar, parity: value) any orders -> mbar_wait",
-    "WAIT_{uid}:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %pw, [{bar}], "
-    "{parity};\n@!%pw bra WAIT_{uid};",
-    "9.7.13.15.16 mbarrier.try_wait; acquire.cluster: takes over what a peer released",
-    sass=("mbarrier.try_wait",),
-    label=True,
-    defaults=(("acquire", "cluster"),),
+    defaults=(("acquire", ""),),
 )
 instruction(
     "mbar_arrive(bar: mbar) any orders -> mbar_arrive",
@@ -89,15 +77,9 @@ instruction(
 instruction(
     "mbar_arrive_peer(bar: mbar, rank: value) any orders -> mbar_arrive",
     "mapa.shared::cluster.u32 %ra, {bar_reg}, {rank};\n"
-    "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%ra];",
+    "mbarrier.arrive.{order}.cluster.shared::cluster.b64 _, [%ra];",
     "9.7.13.15.13 mbarrier.arrive; relaxed: hands back completed asynchronous reads, no data",
-)
-instruction(
-    "mbar_release_peer(bar: mbar, rank: value) any orders -> mbar_arrive",
-    "mapa.shared::cluster.u32 %ra, {bar_reg}, {rank};\n"
-    "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%ra];",
-    "9.7.13.15.13 mbarrier.arrive",
-    defaults=(("release", True),),
+    defaults=(("order", "relaxed"),),
 )
 instruction(
     "mbar_arrive_expect(bar: mbar) one orders -> mbar_arrive",
@@ -114,28 +96,28 @@ _TMA_RULES = (
 )
 _ISA_TMA = "9.7.9.27 cp.async.bulk.tensor"
 
+
+def _load_text(use: UOp, text: dict[str, str]) -> str:
+    head = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+    where = f"[{text['dst']}], [{text['map']}, {{{text['c0']}, {text['c1']}}}], [{text['bar']}]"
+    if not (mask := use.arg.attr("mask")):
+        return f"{head} {where};"
+    return f"mov.b16 %rh, {mask};\n{head}.multicast::cluster {where}, %rh;"
+
+
 instruction(
     "tma_load(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar) one -> tma_load",
-    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-    "[{dst}], [{map}, {{{c0}, {c1}}}], [{bar}];",
-    _ISA_TMA,
-    sass=("TMA tensor load",),
+    _load_text,
+    _ISA_TMA + "; with a mask to the same offsets of data and barrier in every CTA of it",
+    sass=lambda u: ("TMA tensor load" + " multicast" * bool(u.arg.attr("mask")),),
     rules=_TMA_RULES,
+    defaults=(("mask", 0),),
 )
 instruction(
     "prefetch_map(map: map) one",
     "prefetch.tensormap [{map}];",
     "9.7.9.15 prefetch.tensormap: brings a tensor map near, before a copy asks for it",
     sass=("prefetch.tensormap",),
-)
-instruction(
-    "tma_load_multicast(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar) one -> tma_load",
-    "mov.b16 %rh, {mask};\n"
-    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-    ".multicast::cluster [{dst}], [{map}, {{{c0}, {c1}}}], [{bar}], %rh;",
-    _ISA_TMA + ", multicast: same offsets of data and barrier in every CTA of the mask",
-    sass=("TMA tensor load multicast",),
-    rules=_TMA_RULES,
 )
 instruction(
     "tma_store(src: smem r async bulk, map: map, c0 c1: value, tile: global w async bulk) one",

@@ -12,7 +12,7 @@ from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import CACHED, PREFETCHED, Text, written
 from ptxflow.compiler.ir import UOp
 
-CHUNK = 16  # bytes of a lane
+WORD, CHUNK = 4, 16  # bytes of a lane
 LINE, BLOCK = 128, 1024  # bytes of eight lanes, and of eight lines
 _FILLED = Rule("it is all of its slot", lambda u: u.src[0].arg == u.arg.attr("bytes"))
 _WHOLE = Rule("it copies whole chunks of 16 bytes", lambda u: u.arg.attr("bytes") % 16 == 0)
@@ -37,16 +37,28 @@ def _copied(*address: str) -> Text:
     return write
 
 
+def _wide(use: UOp) -> bool:
+    size, first = use.src[0].arg, use.arg.attr("first")
+    return bool(size == 32 * CHUNK if first is None else size % BLOCK == 0)
+
+
+_chunk = _copied("mad.wide.u32 %rda, {index}, 16, {base};")
+_word = written(
+    "",
+    "add.u32 %ra, {dst_reg}, {offset};",
+    "mad.wide.u32 %rda, {index}, 4, {base};",
+    "{inside.guard}cp.async.ca.shared.global [%ra], [%rda], 4;",
+)
 instruction(
     "copy_async(dst: smem w generic copies, offset: value, base: pointer, index inside: "
     "value, tile: global r read-only)",
-    _copied("mad.wide.u32 %rda, {index}, 16, {base};"),
+    lambda use, text: (_word if use.arg.attr("size") == WORD else _chunk)(use, text),
     "9.7.9.25.3.1 cp.async: 16 bytes of each lane, zeros where not `inside`, of which nothing "
-    "is read then; index counts 16 bytes; complete with the lane's group, and for other lanes once "
-    "they met; L2 may bring `prefetch` bytes at once",
+    "is read then, or 4 of those that are `inside`; index counts these; complete with the lane's "
+    "group, and for other lanes once they met; L2 may bring `prefetch` bytes at once",
     sass=("cp.async",),
-    defaults=(("prefetch", 0),),
-    rules=(PREFETCHED,),
+    defaults=(("prefetch", 0), ("size", CHUNK)),
+    rules=(PREFETCHED, Rule("it copies 4 or 16", lambda u: u.arg.attr("size") in (WORD, CHUNK))),
 )
 instruction(
     "copies_commit() orders -> commit",
@@ -62,16 +74,26 @@ instruction(
 
 
 instruction(
-    "copy_chunks(dst: smem*512 w generic copies, offset: value, base: pointer, row column "
+    "copy_chunks(dst: smem w generic copies, offset: value, base: pointer, row column "
     "inside: value, tile: global r read-only) warp",
     _copied(
         "mad.wide.u32 %rda, {column}, {element}, {base};",
         "mad.wide.u32 %rda, {row}, {pitch}, %rda;",
     ),
     "9.7.9.25 cp.async: 16 bytes of every lane, from a row and column that it names to its "
-    "offset; zeros where not `inside`; rows are `pitch` bytes apart",
+    "offset; zeros where not `inside`; rows are `pitch` bytes apart. Or a line of 128 bytes of "
+    "every block of 1 KiB, from consecutive bytes of a row, `first` and up: each lane names the "
+    "place in the first block of its 16 bytes",
     sass=("cp.async",),
-    rules=(Rule("rows begin at multiples of 16 bytes", lambda u: u.arg.attr("pitch") % 16 == 0),),
+    defaults=(("first", None), ("prefetch", 0)),
+    rules=(
+        PREFETCHED,
+        Rule(
+            "rows begin at multiples of 16 bytes",
+            lambda u: u.arg.attr("pitch") % CHUNK == (u.arg.attr("first") or 0) % CHUNK == 0,
+        ),
+        Rule("there are 16 bytes of each lane, or whole blocks", _wide),
+    ),
 )
 instruction(
     "copies_arrive(bar: mbar) orders -> copies_arrive",
@@ -79,28 +101,6 @@ instruction(
     "9.7.13.15.17 cp.async.mbarrier.arrive.noinc: each lane arrives when all that it has "
     "copied so far has landed",
     sass=("cp.async.mbarrier.arrive",),
-)
-
-
-instruction(
-    "copy_lines(dst: smem w generic copies, offset: value, base: pointer, index column inside: "
-    "value, tile: global r read-only) warp",
-    _copied(
-        "mad.wide.u32 %rda, {column}, 1, {base};", "mad.wide.u32 %rda, {index}, {pitch}, %rda;"
-    ),
-    "9.7.9.25 cp.async: a line of 128 bytes of every block of 1 KiB, from consecutive bytes of "
-    "a row, `first` and up; each lane names the row, the byte and the place in the first block "
-    "of its 16 bytes; zeros where not `inside`; rows are `pitch` bytes apart",
-    sass=("cp.async",),
-    defaults=(("prefetch", 0),),
-    rules=(
-        PREFETCHED,
-        Rule(
-            "rows begin at multiples of 16 bytes",
-            lambda u: u.arg.attr("pitch") % CHUNK == u.arg.attr("first") % CHUNK == 0,
-        ),
-        Rule("there are whole blocks", lambda u: u.src[0].arg % BLOCK == 0),
-    ),
 )
 
 

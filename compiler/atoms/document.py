@@ -21,6 +21,7 @@ ATTRIBUTES: dict[str, tuple[object, ...]] = {
     "kind": ("f16", "f8f6f4"),
     "cta_group": (1, 2),
     "direction": ("inc", "dec"),
+    "mask": (0, 1),
 }
 COLUMNS = ("atom", "operands", "scope", "lanes", "accesses", "sync", "machine code", "PTX ISA")
 MEASURED = Path(__file__).parent / "measured"

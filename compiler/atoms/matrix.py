@@ -104,7 +104,7 @@ instruction(
 
 
 instruction(
-    "ld_shared_lanes(dst: frag*1|2|4 w, src: smem r, offset: value)",
+    "ld_shared(dst: frag*1|2|4 w, src: smem r, offset: value)",
     written("", "add.u32 %ra, {src_reg}, {offset};", "ld.shared.{dst.kind} {dst.vector}, [%ra];"),
     "9.7.9.8 ld of one, two or four registers",
 )

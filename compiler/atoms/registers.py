@@ -48,11 +48,6 @@ instruction(
     "9.7.9.11 st",
 )
 instruction(
-    "ld_shared_v4(dst: frag*4 w, src: smem r, offset: value)",
-    "add.u32 %ra, {src_reg}, {offset};\nld.shared.v4.b32 {{{dst}}}, [%ra];",
-    "9.7.9.8 ld",
-)
-instruction(
     "st_async_v4(dst: smem w generic mbar, offset: value, src: frag*4 r, bar: mbar, rank: value) "
     "-> st_async",
     written(
@@ -94,15 +89,25 @@ instruction(
     "9.7.9.11 st; index counts elements, offset bytes, `inside` is the lane's bounds predicate",
     defaults=(("cache", ""), ("offset", 0)),
 )
+
+
+def _narrow_text(use: UOp, text: dict[str, str]) -> str:
+    dtype, bits, zero = use.arg.attr("dtype"), 16, ""
+    if dtype == "e4m3":
+        dtype, bits, zero = "satfinite.e4m3x2", 8, " 0f00000000,"
+    return written(
+        "",
+        f"cvt.rn.{dtype}.f32 %rh,{zero} {{src}};",
+        f"mad.wide.u32 %rda, {{index}}, {bits // 8}, {{base}};",
+        f"{{inside.guard}}st.global.b{bits} [%rda], %rh;",
+    )(use, text)
+
+
 instruction(
     "st_global_narrow(base: pointer, index inside: value, tile: global w, src: frag*1 r)",
-    written(
-        "",
-        "cvt.rn.{dtype}.f32 %rh, {src};",
-        "mad.wide.u32 %rda, {index}, 2, {base};",
-        "@{inside} st.global.b16 [%rda], %rh;",
-    ),
-    "9.7.9.11 st of one float32 register, rounded to 16 bits (9.7.9.22 cvt)",
+    _narrow_text,
+    "9.7.9.11 st of one float32 register, rounded to 16 bits or to e4m3 (9.7.9.22 cvt)",
+    sass=lambda u: ("cvt to fp8",) if u.arg.attr("dtype") == "e4m3" else (),
 )
 instruction(
     "movmatrix(dst: frag*1 w, src: frag*1 r) warp",

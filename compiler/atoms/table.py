@@ -88,7 +88,7 @@ class Atom:
     defaults: tuple[tuple[str, Any], ...] = field(default=())
     #: operands that an abstract run does not follow, where the row has them: which data an address
     #: means, which lanes take part, what a register is set to; all others must be known to it
-    unfollowed: tuple[str, ...] = ("index", "inside", "offset", "value", "yes", "no", "c0", "c1")
+    unfollowed = ("index", "row", "inside", "offset", "value", "yes", "no", "c0", "c1")
 
     def operand(self, use: UOp, name: str) -> UOp:
         for (key, _), node in zip(self.operands, use.src, strict=True):

@@ -206,10 +206,3 @@ instruction(
     "st.shared.b32 [{dst}], {src};",
     "9.7.9.11 st of one register by one lane",
 )
-
-
-instruction(
-    "ld_shared(dst: frag*1 w, src: smem r, offset: value)",
-    "add.u32 %ra, {src_reg}, {offset};\nld.shared.b32 {dst}, [%ra];",
-    "9.7.9.8 ld of one register",
-)

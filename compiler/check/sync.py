@@ -43,7 +43,7 @@ class Synchronisation(Accesses):
             self._observe(agent, node, bar)
             near, far = bar.done[phase]
             agent.learn(near)
-            if node.arg.attr("acquire") == "cluster":
+            if node.arg.attr("acquire"):
                 agent.learn(far)
 
     def _observe(self, agent: Agent, node: UOp, bar: Barrier) -> None:
@@ -72,9 +72,9 @@ class Synchronisation(Accesses):
             self.foreign[cta] |= bit
             self.handed |= bit
             handed.async_ |= bit
-            if node.arg.attr("release"):  # and the waiter must acquire at cluster scope
+            if node.arg.attr("order") == "release":  # and the waiter must acquire at cluster scope
                 bar.distant.add(message)
-        elif node.arg.attr("release"):
+        elif node.arg.attr("order") == "release":
             handed = message
         self._arrive(agent, node, bar, lanes, handed, agent.known())
 
@@ -324,7 +324,7 @@ class Synchronisation(Accesses):
             agent.refuse("arrives twice without a wait", "pair arrive and wait")
         meeting = self.rendezvous.setdefault(("cluster",), Rendezvous(len(self.agents)))
         message = agent.message(LANES)
-        if node.arg.attr("relaxed"):
+        if node.arg.attr("order") == "relaxed":
             message = message.relaxed(self.handed, self.asynchronous)
         meeting.arrive(agent.index, node, message)
         agent.cluster_arrivals += 1

@@ -71,7 +71,7 @@ class Bins:
         wide = min(WIDE, words // LANES)
         first = (self.ranges - 1 - WARP) * (WORD * words) + LANE * (WORD * wide)
         loads = (
-            r.of(at.ld_shared_lanes, self.held, first + WORD * i, n=wide)
+            r.of(at.ld_shared, self.held, first + WORD * i, n=wide)
             for i in range(0, words, LANES * wide)
         )
         own = r.uint32(reduce(add, (x.value for load in loads for x in load.each())))
@@ -82,7 +82,7 @@ class Bins:
     def total(self) -> UOp:
         """Of all ranges."""
         r, last = self.registers, part(self.place, self.size, WORD * self.ranges)
-        word = r.of(at.ld_shared_lanes, last, LANE.min(self.ranges - 1) * WORD).value
+        word = r.of(at.ld_shared, last, LANE.min(self.ranges - 1) * WORD).value
         own = r.either(self.ranges > LANE, word, 0)
         return r.of(at.reduce_lanes, own, operation="add").value
 
@@ -97,7 +97,7 @@ class Bins:
                 if self.peers > 1:
                     emit(at.ld_peer(words, self.place, place, rank))
                 else:
-                    emit(at.ld_shared_lanes(words, self.place, place))
+                    emit(at.ld_shared(words, self.place, place))
                 for j, word in enumerate(words.each(), i):
                     sums[j] = word.value + sums[j]
         return sums

@@ -45,6 +45,10 @@ class Ring:
     def wait_empty(self, use: Value) -> UOp:
         return at.mbar_wait(slot(self.empty, self.stage(use)), self.parity(use) ^ 1)
 
+    def expect(self, use: Value, size: int) -> UOp:
+        """So many bytes into a stage."""
+        return at.mbar_arrive_expect(slot(self.full, self.stage(use)), bytes=size)
+
     def drain(self, uses: Value) -> UOp:
         """After `uses` uses: wait until every one has been released, in all CTAs that do so."""
         i = var("drain")
@@ -86,8 +90,7 @@ class Tiles:
 
     def expect(self, use: Value) -> UOp:
         """All bytes of a tile."""
-        bar = slot(self.ring.full, self.ring.stage(use))
-        return at.mbar_arrive_expect(bar, bytes=self.tile.bytes)
+        return self.ring.expect(use, self.tile.bytes)
 
     def load(
         self,

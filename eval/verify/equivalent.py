@@ -15,7 +15,7 @@ from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.atoms.table import Access, all_atoms
 from ptxflow.compiler.check import Program
 from ptxflow.compiler.check.values import registers_of
-from ptxflow.compiler.ir import STATEMENTS, KernelInfo, Op, UOp, body_of, const, special, walk
+from ptxflow.compiler.ir import STATEMENTS, KernelInfo, Op, UOp, Use, body_of, const, special, walk
 from ptxflow.eval.verify.mutants import Mutant, orders
 
 LANES = range(32)
@@ -42,8 +42,15 @@ def reason(kernel: UOp, mutant: Mutant) -> str:
 
 
 def names(node: UOp) -> set[str]:
-    """The atoms of a statement and of what stands in it."""
-    return {n.arg.atom for _, n in walk(node) if n.op is Op.ATOM}
+    """The atoms of a statement and of what stands in it, by `said`."""
+    return {said(n.arg) for _, n in walk(node) if n.op is Op.ATOM}
+
+
+def said(use: Use) -> str:
+    """An atom's name, with its memory order where that is not the usual one."""
+    usual = dict(atom(use.atom).defaults)
+    orders = [v for n, v in use.attrs if n in ("acquire", "order") and v != usual[n]]
+    return " ".join([use.atom, *orders])
 
 
 def registers(node: UOp) -> set[str]:
@@ -214,7 +221,7 @@ STORES = {"st_global", "st_global_narrow", "st_shared_v4", "stmatrix_x4"}
 LOADS = {row.name for row in all_atoms() if row.effect in ("tma_load", "bulk_load")}
 HINTS = {"prefetch_map", "tma_prefetch", "grid_launch_dependents"}
 FENCES = {"tcgen05_fence_before", "tcgen05_fence_after"}
-RELEASES = {"mbar_arrive", "mbar_arrive_peer", "mbar_release_peer"}
+RELEASES = {"mbar_arrive", "mbar_arrive_peer", "mbar_arrive_peer release"}
 
 Pair = Callable[[UOp, UOp, UOp], bool]  # of the kernel and two neighbours, in their first order
 
@@ -254,7 +261,7 @@ def _about(bar: str, *others: str) -> Pair:
     def holds(kernel: UOp, one: UOp, two: UOp) -> bool:
         for node, other in ((one, two), (two, one)):
             inner = [n for _, n in walk(node) if n.op is Op.ATOM]
-            alone = len(inner) == 1 and inner[0].arg.atom in {*RELEASES, "mbar_arrive_expect"}
+            alone = len(inner) == 1 and said(inner[0].arg) in {*RELEASES, "mbar_arrive_expect"}
             if alone and inner[0].src[0].src[0].arg.name == bar:
                 return not names(other) & set(others)
         return False
@@ -322,7 +329,7 @@ def _begins_only(kernel: UOp, one: UOp, two: UOp) -> bool:
 def _sums(kernel: UOp, one: UOp, two: UOp) -> bool:
     """The role that sums parts passes a meeting of the cluster that follows their arrival."""
     role, meeting = sorted((names(one), names(two)), key=len, reverse=True)
-    return "add_f32" in role and meeting <= {"cluster_arrive_relaxed", "cluster_wait"}
+    return "add_f32" in role and meeting <= {"cluster_arrive relaxed", "cluster_wait"}
 
 
 def _other_warps(kernel: UOp, one: UOp, two: UOp) -> bool:
@@ -339,7 +346,7 @@ def _threads_only(kernel: UOp, one: UOp, two: UOp) -> bool:
     if not any(names(node) & {"cta_sync", "cluster_arrive"} for node in prologue):
         return False
     bar = (one if one.arg.atom == "mbar_init" else two).src[0].src[0]
-    users = {n.arg.atom for n in _program(kernel).users[bar]}
+    users = {said(n.arg) for n in _program(kernel).users[bar]}
     return users <= {"mbar_init", "mbar_wait", "mbar_arrive", "mbar_arrive_expect"}
 
 
@@ -366,14 +373,14 @@ def _same_registers(kernel: UOp, mutant: Mutant) -> bool:
 
 
 def _tensor_memory_only(kernel: UOp, mutant: Mutant) -> bool:
-    if mutant.change != "as mbar_arrive_peer":
+    if mutant.change != "relaxed mbar_arrive_peer":
         return False
     return bool(mutant.nodes[0].src[0].src[0].arg.name == "acc_empty")
 
 
 def _pair_leaves(kernel: UOp, mutant: Mutant) -> bool:
     """The meeting before a pair frees tensor memory is relaxed, in a block of one tile."""
-    if mutant.change != "as cluster_arrive_relaxed" or not _one_tile(kernel):
+    if mutant.change != "relaxed cluster_arrive" or not _one_tile(kernel):
         return False
     prologue = takewhile(lambda node: node.op is not Op.ROLE, mutant.tree.src)
     return _pairs(kernel) and any("cluster_arrive" in names(node) for node in prologue)
@@ -400,7 +407,7 @@ EQUIVALENT = (
     ),
     _reordered(
         "a pair meets twice before anyone uses a barrier",
-        _in_order({"mbar_init", "fence_mbar_init"}, {"cluster_arrive_relaxed"}),
+        _in_order({"mbar_init", "fence_mbar_init"}, {"cluster_arrive relaxed"}),
         _pairs,
     ),
     _reordered(
@@ -452,7 +459,7 @@ EQUIVALENT = (
     ),
     _reordered(
         "the parts may be expected at any time before the wait for them",
-        _about("parts", "mbar_wait_cluster", "cluster_arrive_relaxed"),
+        _about("parts", "mbar_wait .acquire.cluster", "cluster_arrive relaxed"),
         operators=("move",),
     ),
     Equivalence("another named barrier that nobody uses", _free_barrier),

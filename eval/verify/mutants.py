@@ -133,10 +133,7 @@ def _perturbed(node: UOp) -> Iterator[tuple[str, str, UOp]]:
 
 #: an instruction with a weaker meaning and the same operands, or fewer
 _WEAKER = {
-    "mbar_release_peer": ("mbar_arrive_peer", "mbar_arrive"),
     "mbar_arrive_peer": ("mbar_arrive",),
-    "mbar_wait_cluster": ("mbar_wait",),
-    "cluster_arrive": ("cluster_arrive_relaxed",),
 }
 
 
@@ -160,6 +157,10 @@ def _attributes(node: UOp) -> Iterator[tuple[str, str, UOp]]:
                 for bit in range(number.bit_length()):
                     yield "mask", f"without bit {bit}", _attr(node, name, number & ~(1 << bit))
                 yield "mask", "with one bit more", _attr(node, name, number * 2 + 1)
+            case "order" if number == "release":
+                yield "scope", f"relaxed {use.atom}", _attr(node, name, "relaxed")
+            case "acquire" if number:
+                yield "scope", "of the CTA", _attr(node, name, "")
             case "leader":
                 yield "mask", "own barrier, not the leader's", _attr(node, name, not number)
             case "columns":

@@ -32,10 +32,15 @@ HINTS: dict[str, tuple[Any, ...]] = {  # of loads and stores that have defaults 
     "copies": (1, 4),
     "rounding": ("rni", "rzi"),
     "whole": (False, True),
+    "acquire": ("", ".acquire.cluster"),
+    "order": ("relaxed", "release"),
+    "mask": (0, 3),
+    "first": (None, 0),
+    "size": (4, 16),
 }
 ATTRIBUTES = {
     "uid": 1, "bytes": 1024, "pending": 0, "registers": 40, "columns": 64, "idesc": 0x8100010,
-    "id": 1, "threads": 128, "element": 2, "split": 0, "acquire": "cta", "release": False,
+    "id": 1, "threads": 128, "element": 2, "split": 0,
     "box": (64, 8), "leader": True, "pipe": "bulk", "lanes": 16, "factor": 0x3A800000,
     "shift": 8, "bits": 9, "size": 128, "vector": 4, "quantity": "mass", "warps": 8,
     "runs": 16, "slots": 64, "vocab": 1000, "group": 4, "peers": 2,
@@ -48,7 +53,7 @@ COUNTS = {
     ("ld_global_narrow", "dst"): 1,
     ("exp2_rows", "scale"): 1, ("shift_exp2", "scale"): 1, ("mma_16816", "b"): 2,
     ("shuffle_from", "dst"): 1, ("shuffle_from", "src"): 1, ("count_lanes", "dst"): 1,
-    ("scale_f32", "b"): 1, ("st_shared", "src"): 1, ("ld_shared", "dst"): 1,
+    ("scale_f32", "b"): 1, ("st_shared", "src"): 1,
 }  # fmt: skip
 COUNTS |= {
     (name, operand): 1
@@ -114,7 +119,7 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
 
 #: operands whose sizes hang together, or attributes of one family: known from its kernels
 IN_KERNELS = {
-    "promote", "pack_fp8", "st_global_fp8", "sort_key", "count_entries", "gather_entries",
+    "promote", "pack_fp8", "sort_key", "count_entries", "gather_entries",
     "outrank", "put_place",
 }  # fmt: skip
 GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]

@@ -139,7 +139,7 @@ def test_bulk_copies_carry_bytes() -> None:
     body = [
         single(at.mbar_arrive_expect(slot(bar), bytes=1024), *loads),
         at.mbar_wait(slot(bar), 0),
-        at.ld_shared_v4(slot(OUT), slot(tile, 0, 512, 512), LANE * 16),
+        at.ld_shared(slot(OUT), slot(tile, 0, 512, 512), LANE * 16),
         single(
             at.bulk_store(
                 slot(tile, 0, 0, 512), param("copy"), CTAID, _all("copy"), bytes=512, element=16

@@ -196,7 +196,7 @@ def test_a_race_names_the_statement_that_touches_the_tile(tile: UOp) -> None:
     told = refusal(block(H200, (first, second, empty, A, B, OUT), *both, warps=5), H200)
     name = tile.arg.name
     assert told is not None and f"race on {name}[0]: tma_load({name}, " in told, told
-    assert f"is not ordered after ld_shared_v4(out, {name}) at " in told, told
+    assert f"is not ordered after ld_shared(out, {name}) at " in told, told
     assert " by consumer warp" in told, told
 
 
@@ -231,7 +231,7 @@ def test_refusals_name_statements_that_touch_what_they_blame(case: tuple[Device,
 EQUIVALENT = {
     # tcgen05's own fences order accesses to TMEM; no other data is handed over here
     "a relaxed arrive for tensor memory": (
-        PAIR, instead("mbar_release_peer", 0, lambda n: at.mbar_arrive_peer(*n.src))
+        PAIR, instead("mbar_arrive_peer", 0, lambda n: at.mbar_arrive_peer(*n.src))
     ),
     "the order of a stage's loads": (STAGED, loads_exchanged),
     "bytes expected after their loads": (STAGED, bytes_expected_late),

@@ -77,24 +77,25 @@ def replay(
 
 @bug(
     "a CTA-scope arrive used across a cluster",
-    r"race on [ab]\[0\]: tma_load_multicast\([ab], .* is not ordered after "
-    r"ld_shared_v4\(out, [ab]\).*nothing hands it over at cluster scope",
+    r"race on [ab]\[0\]: tma_load\([ab], .* is not ordered after "
+    r"ld_shared\(out, [ab]\).*nothing hands it over at cluster scope",
 )
 def scope(broken: bool) -> Replay:
     """Generic reads of a stage that a peer refills: the arrive and the wait must span both CTAs."""
     empty = mbar("empty", 1, 8)
-    release = at.mbar_arrive_peer if broken else at.mbar_release_peer
-    acquire = at.mbar_wait if broken else at.mbar_wait_cluster
+    order, acquire = ("relaxed", "") if broken else ("release", ".acquire.cluster")
 
     def half(tile: UOp) -> UOp:
         where = slot(tile, 0, CTA_RANK * (TILE // 2), TILE // 2)
         box = {"mask": 3, "box": (16, 32), "element": 2}
-        return at.tma_load_multicast(where, param("A_map"), 0, CTA_RANK * 32, slot(FULL), **box)
+        return at.tma_load(where, param("A_map"), 0, CTA_RANK * 32, slot(FULL), **box)
 
     fill = [expect(FULL, 2 * TILE), half(A), half(B)]
     use = [read(A), read(B), at.fence_proxy_async(), at.warp_sync()]
-    done = one(at.mbar_arrive(slot(empty)), release(slot(empty), CTA_RANK ^ 1))
-    both = roles([fill, acquire(slot(empty), 0), fill], [wait(FULL), use, done, wait(FULL, 1), use])
+    release = at.mbar_arrive_peer(slot(empty), CTA_RANK ^ 1, order=order)
+    done = one(at.mbar_arrive(slot(empty)), release)
+    free = at.mbar_wait(slot(empty), 0, acquire=acquire)
+    both = roles([fill, free, fill], [wait(FULL), use, done, wait(FULL, 1), use])
     return block(H200, (FULL, empty, A, B, OUT), *both, warps=5, cluster=2), ONCE, H200
 
 
@@ -188,7 +189,7 @@ def tiles(broken: bool) -> Replay:
     fill = [
         expect(full, 2 * TILE),
         at.tma_load(slot(A), param("A_map"), 0, CTAID * rows, slot(full), box=(16, 64), element=2),
-        at.tma_load_multicast(share, param("B_map"), *coordinates, slot(full), **box),
+        at.tma_load(share, param("B_map"), *coordinates, slot(full), **box),
     ]
     work = [wait(full), at.wgmma_fence(), wgmma(A, B), at.wgmma_commit(), DRAIN]
     whole = block(H200, (full, A, B, ACC), *roles(fill, work), warps=5, cluster=2)
@@ -206,7 +207,7 @@ def freed(broken: bool) -> Replay:
 
 @bug(
     "a stage released before the proxy fence",
-    r"race on a\[0\]: tma_load\(a, .*is not ordered after ld_shared_v4\(out, a\).*"
+    r"race on a\[0\]: tma_load\(a, .*is not ordered after ld_shared\(out, a\).*"
     "known to the generic proxy only.*fix: fence.proxy.async",
 )
 def early_release(broken: bool) -> Replay:

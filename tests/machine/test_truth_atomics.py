@@ -78,7 +78,7 @@ def test_atomics_are_not_ordered_by_their_own_warp_alone(o: Options) -> UOp:
 @truth("meet release stay", lambda o: o.meet and o.release and o.stay)
 def test_bins_that_all_ctas_read(o: Options) -> UOp:
     """Peers read behind a barrier of the cluster that releases, and nobody leaves before."""
-    meet = MEET if o.release else [at.cluster_arrive_relaxed(), at.cluster_wait()]
+    meet = MEET if o.release else [at.cluster_arrive(order="relaxed"), at.cluster_wait()]
     read = look(2)
     return block(
         *zero(), *count(), *(o("meet", *meet)), *read, *o("stay", *MEET), warps=1, cluster=2
@@ -98,7 +98,7 @@ def test_what_a_segment_leaves_in_its_leader(o: Options) -> UOp:
     sift = at.sift(*mine, over, slot(listed), slot(WORDS), slot(window), CTA_RANK, 0, 0, 0,
                    group=4, slots=32, peers=2)  # fmt: skip
     read = [
-        at.ld_shared_lanes(slot(held), slot(places["lists"]), LANE * 8),
+        at.ld_shared(slot(held), slot(places["lists"]), LANE * 8),
         at.ld_shared(slot(held, 0, 0, 1), slot(places["tallies"]), 0),
         at.ld_shared(slot(held, 0, 1, 1), slot(places["shares"]), 0),
         at.ld_shared(slot(held, 0, 0, 1), over, 0),

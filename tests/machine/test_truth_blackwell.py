@@ -289,7 +289,7 @@ def test_pair_commit_and_bytes(o: Options) -> UOp:
 def test_pair_release_of_the_accumulator(o: Options) -> UOp:
     """The odd CTA's epilogue releases through tcgen05's own fences; a relaxed arrive carries it."""
     free = mbar("free", 1, 256)
-    arrive = at.mbar_release_peer if o.release else at.mbar_arrive_peer
+    arrive = at.mbar_arrive_peer(slot(free), 0, order="release" if o.release else "relaxed")
     again: list[Body] = [
         wait(free),
         *o("after", AFTER),
@@ -303,7 +303,7 @@ def test_pair_release_of_the_accumulator(o: Options) -> UOp:
     ]  # fmt: skip
     body: list[Body] = [
         wait(DONE), AFTER, ld(), o("wait_ld", at.tcgen05_wait_ld()), o("before", BEFORE),
-        arrive(slot(free), 0), wait(DONE, 1), at.tcgen05_wait_ld(),
+        arrive, wait(DONE, 1), at.tcgen05_wait_ld(),
     ]  # fmt: skip
     storage = tuple(free if s is FREE else s for s in STORAGE)
     return block(B200, storage, issuer(work), readers(body), warps=5, cluster=2, group=2)

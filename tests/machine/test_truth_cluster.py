@@ -26,7 +26,8 @@ from tests.machine.truth import (
 )
 
 MEET: list[UOp] = [at.cluster_arrive(), at.cluster_wait()]
-RELAXED: list[UOp] = [at.cluster_arrive_relaxed(), at.cluster_wait()]
+RELAXED: list[UOp] = [at.cluster_arrive(order="relaxed"), at.cluster_wait()]
+ACQUIRE = ".acquire.cluster"
 PEER = CTA_RANK ^ 1
 QUAD = 32 * 16  # bytes that a warp sends at a time
 PART, ARRIVED = smem("part", QUAD), mbar("arrived", 1, 1)
@@ -43,7 +44,7 @@ def send() -> list[UOp]:
 
 
 def take() -> UOp:
-    return at.ld_shared_v4(slot(OUT), slot(PART), LANE * 16)
+    return at.ld_shared(slot(OUT), slot(PART), LANE * 16)
 
 
 @truth(
@@ -53,11 +54,10 @@ def take() -> UOp:
 def test_stores_into_a_peer(o: Options) -> UOp:
     """The bytes are expected, all of them, on a barrier that the peer knows to be initialised; the
     wait acquires at cluster scope; and nobody leaves before what it sent has arrived."""
-    wait = at.mbar_wait_cluster if o.acquire else at.mbar_wait
     body: list[Body] = [
         *o("expect", one(expect(ARRIVED, QUAD if o.bytes else QUAD // 2))),
         *send(),
-        *o("wait", wait(slot(ARRIVED), 0)),
+        *o("wait", at.mbar_wait(slot(ARRIVED), 0, acquire=ACQUIRE if o.acquire else "")),
         take(),
     ]
     return kernel(
@@ -72,14 +72,14 @@ def test_stores_into_a_peer(o: Options) -> UOp:
 def test_a_second_round_of_stores_into_a_peer(o: Options) -> UOp:
     """The place is free once the peer has read it and said so: a relaxed arrival does not."""
     free = mbar("free", 1, 1)
-    tell = at.mbar_release_peer if o.release else at.mbar_arrive_peer
-    hear = at.mbar_wait_cluster if o.acquire else at.mbar_wait
+    tell = at.mbar_arrive_peer(slot(free), PEER, order="release" if o.release else "relaxed")
+    hear = at.mbar_wait(slot(free), 0, acquire=ACQUIRE if o.acquire else "")
     body: list[Body] = [
         one(expect(ARRIVED, QUAD)), *send(),
-        at.mbar_wait_cluster(slot(ARRIVED), 0), take(),
+        at.mbar_wait(slot(ARRIVED), 0, acquire=ACQUIRE), take(),
         one(expect(ARRIVED, QUAD)), at.warp_sync(),
-        *o("tell", one(tell(slot(free), PEER)), hear(slot(free), 0)), *send(),
-        at.mbar_wait_cluster(slot(ARRIVED), 1), take(),
+        *o("tell", one(tell), hear), *send(),
+        at.mbar_wait(slot(ARRIVED), 1, acquire=ACQUIRE), take(),
     ]  # fmt: skip
     return kernel(
         info(H200, (ARRIVED, free, PART, OUT), 1, cluster=2),

@@ -22,7 +22,7 @@ def _copy() -> UOp:
 
 
 def _read() -> UOp:
-    return at.ld_shared_v4(slot(HELD), slot(TILE), 0)
+    return at.ld_shared(slot(HELD), slot(TILE), 0)
 
 
 @truth("commit wait sync", lambda o: len(o.on) == 3)
@@ -73,7 +73,7 @@ def test_copied_rows_need_their_wait_and_a_meeting(o: Options) -> UOp:
         *o("commit", at.copies_commit()),
         *o("wait", at.copies_wait(pending=0)),
         *o("meet", at.warp_sync()),
-        at.ld_shared_v4(slot(HELD), slot(ROWS), 0),
+        at.ld_shared(slot(HELD), slot(ROWS), 0),
     ]
     return block(H200, (ROWS, HELD), *flatten(body), warps=1)
 
@@ -90,7 +90,7 @@ def test_copies_that_arrive_by_themselves(dev: Device) -> None:
             at.copy_async(slot(TILE), LANE << 4, param("C"), LANE, 1, place),
             *o("arrive", at.copies_arrive(slot(bar))),
             *o("wait", at.mbar_wait(slot(bar), 0)),
-            at.ld_shared_v4(slot(HELD), slot(TILE), 0),
+            at.ld_shared(slot(HELD), slot(TILE), 0),
         ]
         return block(dev, (TILE, bar, HELD), *flatten(body), warps=1)
 

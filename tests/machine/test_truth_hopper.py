@@ -275,9 +275,7 @@ def multicast(bar: UOp, tile: UOp = A) -> UOp:
     """This CTA's half of the tile, to both CTAs."""
     where = slot(tile, 0, CTA_RANK * (TILE // 2), TILE // 2)
     coordinates = 0, CTA_RANK * 32
-    return at.tma_load_multicast(
-        where, param("A_map"), *coordinates, slot(bar), mask=3, box=HALF, element=2
-    )
+    return at.tma_load(where, param("A_map"), *coordinates, slot(bar), mask=3, box=HALF, element=2)
 
 
 @truth("own peer group", lambda o: o.own and o.peer and o.group)
@@ -308,17 +306,17 @@ def test_remote_arrive_with_and_without_data(o: Options, data: bool) -> UOp:
     """Generic accesses are handed to a peer by release.cluster and acquire.cluster, behind a proxy
     fence; completed asynchronous reads by a relaxed arrive (practice of CUTLASS)."""
     empty = mbar("empty", 1, 8)
-    release = at.mbar_release_peer if o.release else at.mbar_arrive_peer
-    acquire = at.mbar_wait_cluster if o.acquire else at.mbar_wait
+    order = "release" if o.release else "relaxed"
+    acquire = at.mbar_wait(slot(empty), 0, acquire=".acquire.cluster" if o.acquire else "")
     fill: list[Body] = [expect(FULL, 2 * TILE), multicast(FULL), multicast(FULL, B)]
     use: list[Body] = [read(A), read(B)] if data else [*multiply(), *o("over", DRAIN)]
     again: list[Body] = [read(A), read(B)] if data else [*multiply(1)]
     after: list[Body] = [*o("over", at.fence_proxy_async()), at.warp_sync()] if data else []
-    done = one(*(release(slot(empty), rank) for rank in range(2)))
+    done = one(*(at.mbar_arrive_peer(slot(empty), rank, order=order) for rank in range(2)))
     return block(
         H200,
         (FULL, empty, A, B, ACC, OUT),
-        producer(fill, acquire(slot(empty), 0), fill),
+        producer(fill, acquire, fill),
         consumers(wait(FULL), use, after, done, wait(FULL, 1), again, DRAIN),
         warps=5,
         cluster=2,

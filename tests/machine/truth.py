@@ -151,7 +151,7 @@ def write(tile: UOp, warps: int = 1) -> list[UOp]:
 
 def read(tile: UOp, stage: Value = 0) -> UOp:
     """Generic reads of a whole tile by the warp."""
-    return at.ld_shared_v4(slot(OUT), slot(tile, stage), 0)
+    return at.ld_shared(slot(OUT), slot(tile, stage), 0)
 
 
 def wgmma(a: UOp, b: UOp, accumulate: Value = 0, stage: Value = 0) -> UOp:

@@ -69,7 +69,7 @@ class Sorting:
             needed = needed + (last >> bit).min(1)
         levels = self.r.uint32(needed, name="levels")
         for i, own in enumerate(self.own):
-            emit(at.ld_shared_lanes(own, self.mine(i), LANE * ENTRY_BYTES, unread="dst"))
+            emit(at.ld_shared(own, self.mine(i), LANE * ENTRY_BYTES, unread="dst"))
         with repeat(level, levels.value, rolled=True):
             self.meet_warps(level)
             for bit in reversed(range(WITHIN)):
@@ -109,7 +109,7 @@ class Sorting:
             emit(at.cta_sync())
             for i, met in enumerate(self.met):
                 other = (THREAD + i * self.row.threads) ^ (const(1) << bit)
-                emit(at.ld_shared_lanes(met, everywhere, other * ENTRY_BYTES))
+                emit(at.ld_shared(met, everywhere, other * ENTRY_BYTES))
             emit(at.cta_sync())
             for i in range(self.turns):
                 self.keep(level, i, bit)
@@ -273,7 +273,7 @@ class Select:
 
     def learn(self) -> UInt32:
         """The state of the choice."""
-        return self.r.of(at.ld_shared_v4, slot(self.state), 0, n=4, unread="dst")
+        return self.r.of(at.ld_shared, slot(self.state), 0, n=4, unread="dst")
 
     def settle(self, known: UInt32, shift: UOp) -> None:
         """One more digit of the bound, in every CTA, from what all have counted."""
@@ -323,13 +323,13 @@ class Select:
     def place(self, first: int, turns: UOp, rank: UInt32, others: UInt32, put: UInt32) -> None:
         """The slots of some entries, one of each thread, to their ranks."""
         r, number = self.r, THREAD + first
-        entry = r.of(at.ld_shared_lanes, slot(self.list), number * ENTRY_BYTES, n=2)
+        entry = r.of(at.ld_shared, slot(self.list), number * ENTRY_BYTES, n=2)
         emit(at.mov(rank, 0))
         turn = var(f"compare_{first // self.threads}")
         with repeat(turn, turns, rolled=True):
             for j in range(AHEAD):
                 there = (turn * (PAIR * AHEAD) + j * PAIR) * ENTRY_BYTES
-                emit(at.ld_shared_v4(others[4 * j : 4 * j + 4], slot(self.list), there))
+                emit(at.ld_shared(others[4 * j : 4 * j + 4], slot(self.list), there))
             emit(at.outrank(rank, entry, others))  # those past the last are zero
         order, low = r.of(at.copy, rank).value, r.of(at.copy, entry[0]).value
         position, page = (low ^ 0xFFFFFFFF) >> UNUSED_BITS, r.uint32()

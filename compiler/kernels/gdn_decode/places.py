@@ -156,7 +156,7 @@ class Ring(Places):
                 for j in range(self.vectors):
                     across = self._across(r * self.vectors + j, 1)
                     vector, offset = self._vector(row, j), self._lane_offset(r, j)
-                    emit(at.ld_shared_v4(vector, buffer, offset, last="src", **across))
+                    emit(at.ld_shared(vector, buffer, offset, last="src", **across))
             if self.s.path != BULK and self.refills:
                 again = use + self.stages
                 self._hand_over()

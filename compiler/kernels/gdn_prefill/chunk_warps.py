@@ -230,7 +230,7 @@ class ChunkWarps(Shape):
             for i in self._rounds(total):
                 place, raw = self._ring_place(n, stream, i), self.r.uint32(width=QUAD)
                 with trace() as body:
-                    emit(at.ld_shared_v4(raw.slot, *place))
+                    emit(at.ld_shared(raw.slot, *place))
                     narrow = raw.unpack(self.dtype).pack(self.operand)
                     emit(at.st_shared_v4(*place, narrow.slot))
                 emit(self._some(i, total, body))
@@ -335,7 +335,7 @@ class ChunkWarps(Shape):
         minus = times(betas, -1.0)
         for half in range(2):
             columns, place = r.float32(2), (j * UNIT + half * 8 + COLUMN) << 2
-            emit(at.ld_shared_lanes(columns.slot, log, place))
+            emit(at.ld_shared(columns.slot, log, place))
             for row in range(2):
                 first = half * QUAD + 2 * row
                 for c in range(2):
@@ -419,7 +419,7 @@ class ChunkWarps(Shape):
         for i in range(0, size, QUAD):
             block = i // UNIT * units + lane // UNIT
             place = base + block * NEAR_BYTES + lane % UNIT * NEAR_PITCH + i % UNIT * 4
-            emit(at.ld_shared_v4(column[i : i + QUAD].slot, source, place))
+            emit(at.ld_shared(column[i : i + QUAD].slot, source, place))
         for m in range(1, size - 1):
             self._eliminate(source, base, column, m)
         self._put_solved(n, which * together, together, mine, column)
@@ -431,7 +431,7 @@ class ChunkWarps(Shape):
             place = block * NEAR_BYTES + m % UNIT * NEAR_PITCH + i % UNIT * 4
             factor, skip = self.r.float32(QUAD), max(0, m + 1 - i)
             unread = {"unread": "dst"} if skip else {}
-            emit(at.ld_shared_v4(factor.slot, source, base + place, **unread))
+            emit(at.ld_shared(factor.slot, source, base + place, **unread))
             rest = column[i + skip : i + QUAD].slot
             emit(at.fma_f32(rest, factor[skip:].slot, column[m].slot, rest))
 

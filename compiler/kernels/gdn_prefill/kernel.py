@@ -119,7 +119,7 @@ class Kernel(ChunkWarps):
         pairs = [self.r.float32(2, f"{name}{h}_") for h in range(2)]
         for h, pair in enumerate(pairs):
             place = lane + (unit * UNIT + 8 * h) * 4
-            emit(at.ld_shared_lanes(pair.slot, self.gate(n, which), place))
+            emit(at.ld_shared(pair.slot, self.gate(n, which), place))
         return pairs
 
     def _differences(self, n: UOp, pull: list[Float32]) -> None:

@@ -124,7 +124,7 @@ class Relate(ChunkWarps):
             held, last = self.r.uint32(width=QUAD), decisions.numbers_bytes(self.s.fields())
             place = slot(self.gates, self.mine, 0, int(last))
             offset = (LANE + (i - count) * WARP).min(int(last) // PIECE - 1) << 4
-            emit(at.ld_shared_v4(held.slot, place, offset))
+            emit(at.ld_shared(held.slot, place, offset))
         number = CTAID * self.heads_each + self.mine
         index, where = (number * self.lines + i) * WARP + LANE, (number, i * WORDS, 1, WORDS)
         emit(store_global(PACKETS, index, held.slot, where, element=PIECE))
@@ -179,7 +179,7 @@ class Carry(Kernel):
 
     def handed(self, n: UOp, name: str, index: int, part: int) -> UInt32:
         place = slot(self.packets, n % self.stages, self._found[name, index, part] * LINE, LINE)
-        return self.r.of(at.ld_shared_v4, place, LANE << 4, n=QUAD)
+        return self.r.of(at.ld_shared, place, LANE << 4, n=QUAD)
 
     def gate(self, n: UOp, which: Gate) -> UOp:
         size = WARP * 4 if which is Gate.TOTAL else self.gate_bytes

@@ -82,20 +82,8 @@ class Kernel:
         self.t.each_tile(name, body)
         emit(self.t.drain(self.ring))
 
-    def load(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> None:
-        """A pair's bytes all count on the even CTA's barrier."""
-        bar = slot(self.ring.full, self.ring.stage(use))
-        with where(CTA_RANK.eq(0) if self.t.pair else None):
-            emit(at.mbar_arrive_expect(bar, bytes=self.t.stage_bytes))
-        emit(self.t.load_stage(self.ring, use, k, m0, n0))
-
     def produce(self, tile: UOp, sequence: UOp) -> None:
-        m0, n0 = self.t.origin(tile)
-        k = var("k_load")
-        use = sequence * self.t.k_trips + k
-        with repeat(k, self.t.k_trips):
-            emit(self.ring.wait_empty(use))
-            self.load(use, k, m0, n0)
+        self.t.produce(self.ring, tile, sequence)
 
     def load_and_issue(self, tile: UOp, sequence: UOp) -> None:
         """Not specialised: fill the ring, then refill the stage of step k-1 after issuing k."""
@@ -103,13 +91,13 @@ class Kernel:
         fill, k = var("k_fill"), var("k")
         use, issuer = k + (self.s.num_stages - 1), CTA_RANK.eq(0) if self.t.pair else None
         with repeat(fill, self.t.k_trips.min(self.s.num_stages)):
-            self.load(fill, fill, m0, n0)
+            self.t.load(self.ring, fill, fill, m0, n0)
         with repeat(k, self.t.k_trips):
             with where(issuer):
                 self.step(k, k, const(0))
             with where((const(0) < k) & (use < self.t.k_trips)):
                 emit(self.ring.wait_empty(use))
-                self.load(use, use, m0, n0)
+                self.t.load(self.ring, use, use, m0, n0)
         with where(issuer):
             emit(self.commit(slot(self.done.full, 0), pair_only=True))
 
@@ -187,7 +175,9 @@ class Kernel:
         if not self.reuses:
             return []
         bar = slot(self.done.empty, buffer)
-        return [at.mbar_release_peer(bar, 0) if self.t.pair else at.mbar_arrive(bar)]
+        return [
+            at.mbar_arrive_peer(bar, 0, order="release") if self.t.pair else at.mbar_arrive(bar)
+        ]
 
     def _share(self) -> tuple[int, int, UOp, UOp]:
         """Row blocks and columns of this warp's warpgroup: how many, and the first of each."""

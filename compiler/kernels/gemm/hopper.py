@@ -67,11 +67,6 @@ class Kernel:
 
     # -- loading -------------------------------------------------------------------------------
 
-    def load(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> None:
-        bar = slot(self.ring.full, self.ring.stage(use))
-        emit(at.mbar_arrive_expect(bar, bytes=self.t.stage_bytes))
-        emit(self.t.load_stage(self.ring, use, k, m0, n0))
-
     def load_first(self, operand: str, stages: UOp, m0: UOp, n0: UOp) -> None:
         """The loads of the first stages: of the weights, which come early, or the others."""
         k = var(f"k_first_{operand}")
@@ -92,13 +87,8 @@ class Kernel:
         emit(self.t.drain(self.ring))
 
     def produce_tile(self, tile: UOp, sequence: UOp) -> None:
-        m0, n0 = self.t.origin(tile)
-        k = var("k_load")
-        use = sequence * self.t.k_trips + k
         begun = self.filled - self.filled.min(sequence * self.s.num_stages) if self.early else 0
-        with repeat(k, self.t.k_trips, start=begun):
-            emit(self.ring.wait_empty(use))
-            self.load(use, k, m0, n0)
+        self.t.produce(self.ring, tile, sequence, begun)
 
     def fill(self, m0: UOp, n0: UOp) -> None:
         """Not specialised: every stage once, before the first MMA."""
@@ -111,14 +101,14 @@ class Kernel:
                 self.load_first("A", self.filled, m0, n0)
             return
         with elected(first), repeat(k, self.filled):
-            self.load(k, k, m0, n0)
+            self.t.load(self.ring, k, k, m0, n0)
 
     def refill(self, k: UOp, m0: UOp, n0: UOp) -> None:
         """Not specialised: the stage that step k-1 has just released, for step k-1+stages."""
         use = k + (self.s.num_stages - 1)
         with elected(WARP.eq(0) & (use < self.t.k_trips)):
             emit(self.ring.wait_empty(use))
-            self.load(use, use, m0, n0)
+            self.t.load(self.ring, use, use, m0, n0)
 
     # -- multiplying ---------------------------------------------------------------------------
 

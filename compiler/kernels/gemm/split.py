@@ -60,10 +60,10 @@ class SplitK:
         with trace() as body:
             for i in range(mine):
                 store(CTA_RANK * mine + i, self._gather(i))
-        wait = when(self._sums, at.mbar_wait_cluster(slot(self.arrived), 0))
+        wait = when(self._sums, at.mbar_wait(slot(self.arrived), 0, acquire=".acquire.cluster"))
         return [
             role(Role("collect", 0, self.warps), wait),
-            at.cluster_arrive_relaxed(),
+            at.cluster_arrive(order="relaxed"),
             role(Role("reduce", 0, self.warps), when(self._sums, body)),
             at.cluster_wait(),
         ]
@@ -74,7 +74,7 @@ class SplitK:
         for i in range(self.parts.n // QUAD):
             rank, q = divmod(i, quads)
             place = self._quad(rank, piece * quads + q)
-            emit(at.ld_shared_v4(self.parts[i * QUAD : (i + 1) * QUAD], place, LANE * (QUAD * 4)))
+            emit(at.ld_shared(self.parts[i * QUAD : (i + 1) * QUAD], place, LANE * (QUAD * 4)))
         total = self.parts[: self.piece]
         for first in range(self.piece, self.parts.n, self.piece):
             total += self.parts[first : first + self.piece]

@@ -31,7 +31,7 @@ from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.rings import Ring, Tiles
-from ptxflow.compiler.tile.values import repeat
+from ptxflow.compiler.tile.values import emit, repeat, where
 
 C = global_tensor("C")
 
@@ -195,11 +195,26 @@ class Tiling:
             shares, tall = self.shared_rows(name), self.box(name)[1]
             by, mine = at.tma_load_pair if self.pair else at.tma_load, const(0)
             if shares > 1:
-                by, mine = partial(at.tma_load_multicast, mask=(1 << shares) - 1), CTA_RANK * tall
+                by, mine = partial(at.tma_load, mask=(1 << shares) - 1), CTA_RANK * tall
             tile = SmemTile(rows, self.s.tile_k * self.unit, ELEMENT // self.unit, self.swizzle)
             tiles = Tiles(name, ring, storage, tile, apart=False)
             out += tiles.load(use, first, [row + mine], tall, mine, by) if name in only else []
         return out
+
+    def load(self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp) -> None:
+        """A stage of both operands. A pair's bytes all count on the even CTA's barrier."""
+        with where(CTA_RANK.eq(0) if self.pair else None):
+            emit(ring.expect(use, self.stage_bytes))
+        emit(self.load_stage(ring, use, k, m0, n0))
+
+    def produce(self, ring: Ring, tile: UOp, sequence: UOp, begun: Value = 0) -> None:
+        """All stages of a tile but those that were loaded before."""
+        m0, n0 = self.origin(tile)
+        k = var("k_load")
+        use = sequence * self.k_trips + k
+        with repeat(k, self.k_trips, start=begun):
+            emit(ring.wait_empty(use))
+            self.load(ring, use, k, m0, n0)
 
     def _in_order(self, k: UOp) -> UOp:
         """The step of K that comes at k: clusters begin at the same one, or some steps apart."""

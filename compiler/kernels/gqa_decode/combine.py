@@ -122,5 +122,5 @@ class Combine(Shape):
         others = [(self.r.float32(QUAD), self.r.float32(wide)) for _ in range(self.warps)]
         for w, (stats, sums) in enumerate(others):
             for i, held in enumerate((stats, *(self._block(sums, i) for i in range(self.each)))):
-                emit(at.ld_shared_v4(held.slot, *self._place(w, i)))
+                emit(at.ld_shared(held.slot, *self._place(w, i)))
         self.total.merge(others)

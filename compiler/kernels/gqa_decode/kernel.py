@@ -357,7 +357,7 @@ class Chunks(Span):
         row_max, self.theirs = self.merged[u][:2], [self.r.float32(QUAD) for _ in range(self.warps)]
         emit(at.mov(row_max.slot, MINUS_INFINITY))
         for w, theirs in enumerate(self.theirs):
-            emit(at.ld_shared_v4(theirs.slot, *self._handed_stats(w, u), unread="dst"))
+            emit(at.ld_shared(theirs.slot, *self._handed_stats(w, u), unread="dst"))
             row_max.set(maximum(row_max, theirs[:2]))
         self.factors = list[Float32]()
         for theirs in self.theirs:
@@ -379,7 +379,7 @@ class Chunks(Span):
         emit(at.mov(whole.slot, 0))
         for w, factor in enumerate(self.factors):
             piece = self.r.float32(QUAD)
-            emit(at.ld_shared_v4(piece.slot, *self._handed_sums(w, u, self.block(i))))
+            emit(at.ld_shared(piece.slot, *self._handed_sums(w, u, self.block(i))))
             piece *= factor
             whole += piece
         return whole

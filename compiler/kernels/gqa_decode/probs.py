@@ -173,7 +173,7 @@ class Weights(Tiles):
         theirs = [self.r.float32(self.pairs) for _ in range(GROUP_WARPS)]
         for w in range(GROUP_WARPS):
             for place, offset, some in self._places(where, w, theirs[w].slot):
-                emit(at.ld_shared_lanes(some, place, offset))
+                emit(at.ld_shared(some, place, offset))
         two = [by.join(theirs[2 * i], theirs[2 * i + 1]) for i in range(2)]
         return by.join(*two)
 

@@ -115,8 +115,7 @@ class Tiles(Span):
         if not self.apart and name == VALUES:
             return []
         ring, share = self.rings[name], 1 if self.apart else 2
-        bar = slot(ring.full, ring.stage(t))
-        expect = at.mbar_arrive_expect(bar, bytes=share * self.tile_of.bytes)
+        expect = ring.expect(t, share * self.tile_of.bytes)
         return [ring.wait_empty(t), expect if self.boxed else single(expect)]
 
     # -- by TMA --------------------------------------------------------------------------------

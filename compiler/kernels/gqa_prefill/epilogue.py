@@ -92,7 +92,7 @@ class Lines(Work):
         """Some rows of a column block: 16 bytes a lane, eight lanes to a row."""
         line, chunk = LANE >> 3, LANE & 7
         at_byte = line * ROW + ((chunk ^ ((line + row) & 7)) << 4)
-        return at.ld_shared_v4(self.line, self._place(row, LINES, column), at_byte)
+        return at.ld_shared(self.line, self._place(row, LINES, column), at_byte)
 
     def _store_line(self, column: int, row: int) -> UOp:
         """What lanes hold of these rows."""

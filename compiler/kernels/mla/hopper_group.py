@@ -283,7 +283,7 @@ class Warpgroup:
         out = self.r.float32(2).rows()
         for half in range(2):
             place, offset = self.two(storage, 1 - self.side, half)
-            emit(at.ld_shared_lanes(out[half].slot, place, offset))
+            emit(at.ld_shared(out[half].slot, place, offset))
         return out
 
     def _normal(self, span: Span) -> Float32:
@@ -335,5 +335,5 @@ class Warpgroup:
         place = first_row + self.row + first, column, LINES, WIDE
         inside = row // kernel.own_heads < span.queries
         lines = slot(part_.queries, 0, offset, LINES * LINE)
-        emit(at.ld_shared_v4(loaded, lines, (LANE >> 3) * LINE + ((chunk ^ line) << 4)))
+        emit(at.ld_shared(loaded, lines, (LANE >> 3) * LINE + ((chunk ^ line) << 4)))
         emit(store_global("output", index, loaded.slot, place, inside, element=CHUNK))

@@ -69,7 +69,7 @@ class Part:
         """Four rows of a group, of which a lane's is `index` in the tensor, to all blocks; zeros
         where it says that it is not `there`."""
         line, chunk = (LANE >> 3) + LINES * half, LANE & 7
-        return at.copy_lines(
+        return at.copy_chunks(
             group,
             line * LINE + ((chunk ^ line) << 4),
             param(tensor),
@@ -77,6 +77,7 @@ class Part:
             chunk << 4,
             1 if there is None else there,
             anywhere(tensor),
+            element=1,
             pitch=self.pitch,
             first=self.first,
             prefetch=0 if there is None else self.prefetch,

@@ -209,7 +209,7 @@ class Multiplier(Shape):
             pieces = [score, *(self.r.float32(QUAD) for _ in range(1, PARTS))]
             for quarter, piece in enumerate(pieces):
                 place = self._partial(quarter, self.row, self.group * self.own + n)
-                emit(at.ld_shared_v4(piece.slot, place, LANE << 4))
+                emit(at.ld_shared(piece.slot, place, LANE << 4))
             for piece in pieces[1:]:
                 score += piece
 
@@ -257,7 +257,7 @@ class Multiplier(Shape):
         self, storage: UOp, row: int, n: int, into: Float32, group: Value | None, **attrs: str
     ) -> UOp:
         place = self._place(storage, row, group)
-        return at.ld_shared_lanes(into.slot, place, ((LANE & 3) << 3) + 32 * n, **attrs)
+        return at.ld_shared(into.slot, place, ((LANE & 3) << 3) + 32 * n, **attrs)
 
     def _raise(self) -> None:
         """The maximum of each column so far, over all warps; what older sums are scaled by."""

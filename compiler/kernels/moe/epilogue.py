@@ -12,7 +12,6 @@ from functools import reduce
 from math import gcd
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, value
@@ -30,6 +29,7 @@ from ptxflow.compiler.tile.values import (
     reciprocal,
     select,
     shuffle_xor,
+    times,
     traced,
     where,
 )
@@ -88,14 +88,13 @@ class Epilogue:
             each.set(reduce(maximum, (UInt32(r, x.slot) for x in own)))
         top = self._largest(top)
         found = maximum(top, r.constant(LEAST))
-        bits = {"factor": float_bits(LARGEST), "summand": 0}
-        factor = reciprocal(found).apply(at.fma_constants, **bits)
+        factor = times(reciprocal(found), LARGEST)
         for i, turn in enumerate(turns):
             emit(at.scale_f32(out[i], hidden[i], factor[turn]))
         return out, found
 
     def _scale(self, found: Float32) -> Float32:
-        return found.apply(at.fma_constants, factor=float_bits(1 / LARGEST), summand=0)
+        return times(found, 1 / LARGEST)
 
 
 class Rows(Epilogue):
@@ -158,6 +157,10 @@ class Columns(Epilogue):
         j, second = divmod(index, 2)
         return 8 * j + ((LANE & 3) << 1) + second
 
+    @staticmethod
+    def _put(index: UOp, inside: UOp, place: UOp, rounded: UOp) -> UOp:
+        return at.st_global_narrow(param("inner"), index, inside, place, rounded, dtype="e4m3")
+
     def _inner(self) -> None:
         g, tokens, count = self.g, self.g.tile_t // 4, self.hidden
         scaled, found = self._scaled(self._gated(2), tuple(range(tokens)))
@@ -168,7 +171,7 @@ class Columns(Epilogue):
             column = g.first_column + ((WARP >> 2) * mine + block) * per_block + (WARP & 3) * 8
             place = g.place("inner", index // 2 * 8, column, 8, 8)
             target = row * g.inner + column + (LANE >> 2)
-            emit(at.st_global_fp8(param("inner"), target, inside, place, scaled[i]))
+            emit(self._put(target, inside, place, scaled[i].slot))
         with where(WARP.eq(0)):
             scale = self._scale(found)
             for index in range(tokens):
@@ -191,7 +194,7 @@ class Columns(Epilogue):
             for w in range(self.warps):
                 source = slot(self.peaks, 0, w * pitch + 4 * lanes * i, size)
                 mine = found[each * w : each * (w + 1)]
-                read.append(at.ld_shared_lanes(mine, source, place))
+                read.append(at.ld_shared(mine, source, place))
             read.append(at.fold_max(out[i : i + each], found))
         emit(meet, read, meet)
         return out
@@ -267,7 +270,7 @@ class TokenLanes(Epilogue):
         """Of the lane's token, and its products with those of weights."""
         own, both = self.token_scale, zip(self.scale_factors, self.weight_scales, strict=True)
         return [
-            at.ld_shared_lanes(own, scales, self.row << 2),
+            at.ld_shared(own, scales, self.row << 2),
             *(at.scale_f32(factor, own, held) for factor, held in both),
         ]
 
@@ -308,7 +311,7 @@ class TokenLanes(Epilogue):
         emit(
             at.st_shared_lanes(own, LANE << 2, 1, top),
             meet,
-            at.ld_shared_lanes(other, theirs, LANE << 2),
+            at.ld_shared(other, theirs, LANE << 2),
             meet,
         )
         return maximum(top, other)
@@ -367,7 +370,7 @@ class WeightLanes(Columns):
 
     def load_token_scales(self, scales: UOp) -> list[UOp]:
         own = self.token_scales
-        return [at.ld_shared_lanes(own[i : i + QUAD], scales, 4 * i) for i in range(0, own.n, QUAD)]
+        return [at.ld_shared(own[i : i + QUAD], scales, 4 * i) for i in range(0, own.n, QUAD)]
 
     def factors(self, wave: int, first: int) -> Factors:
         """Of some tokens."""
@@ -400,7 +403,7 @@ class WeightLanes(Columns):
             place = g.place("inner", token, from_, 1, 16)
             mine = inside & (LANE & 8).eq(0)
             index = row * g.inner + column
-            emit(at.st_global_fp8(param("inner"), index, mine, place, scaled[i]))
+            emit(self._put(index, mine, place, scaled[i].slot))
         with where(WARP.eq(0)):
             scale = self._scale(found)
             emit([g.put_scale(t, 1, t, scale[t].slot, LANE < 1) for t in range(tokens)])

@@ -195,9 +195,7 @@ class Grouped(Shape):
         """The weights of a tile of the first product, by a warp of their own."""
         k = var("k_feed")
         use = self.use(i, k)
-        expect = at.mbar_arrive_expect(
-            slot(self.ring.full, self.ring.stage(use)), bytes=self.weight_tile.bytes
-        )
+        expect = self.ring.expect(use, self.weight_tile.bytes)
         fill = single(self.ring.wait_empty(use), expect, *self._weights(use, k, self.feeding))
         return [loop(k, self.steps, fill), self._prefetch(self.feeding, const(0))]
 
@@ -282,8 +280,8 @@ class Grouped(Shape):
         """A warp's part of a stage of the first product; the first warp asks for weights, too."""
         use = self.use(i, k)
         stage = self.ring.stage(use)
-        bar, first, chunk = slot(self.ring.full, stage), warp * self._own_rows, LANE & 7
-        expect = at.mbar_arrive_expect(bar, bytes=self.weight_tile.bytes)
+        first, chunk = warp * self._own_rows, LANE & 7
+        expect = self.ring.expect(use, self.weight_tile.bytes)
         copies = []
         for g, token in enumerate(self.line_tokens):
             row = first + LINES * g
@@ -302,7 +300,7 @@ class Grouped(Shape):
                 )
             )
         scales = [
-            at.copy_words(
+            at.copy_async(
                 slot(
                     self.scales, stage, (first + 32 * w) * 4, min(self._own_rows - 32 * w, 32) * 4
                 ),
@@ -311,6 +309,7 @@ class Grouped(Shape):
                 k * param("seq_len") + token.value,
                 self._own_rows - 32 * w > LANE if self._own_rows - 32 * w < 32 else 1,
                 anywhere("hidden_states_scale"),
+                size=4,
             )
             for w, token in enumerate(self.scale_tokens)
         ]
@@ -341,9 +340,8 @@ class Grouped(Shape):
 
     def release(self, use: UOp) -> list[UOp]:
         """A warp has read its part of a stage, its scales too, which a bulk copy may overwrite."""
-        arrive = at.mbar_arrive(slot(self.ring.empty, self.ring.stage(use)))
         fence = [] if self.gathers else [at.fence_proxy_async()]
-        return [*fence, at.warp_sync(), single(arrive)]
+        return [*fence, at.warp_sync(), self.ring.release(use)]
 
     # -- what a tile leaves --------------------------------------------------------------------
 

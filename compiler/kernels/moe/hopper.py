@@ -110,12 +110,12 @@ class Products(Grouped):
         if self.swapped:
             for j in range(self.tile_t // 8):
                 at_byte = 32 * j + ((LANE & 3) << 3)
-                out.append(at.ld_shared_lanes(self.token_scales[2 * j : 2 * j + 2], base, at_byte))
+                out.append(at.ld_shared(self.token_scales[2 * j : 2 * j + 2], base, at_byte))
         else:
             first = (WARP >> 2) * WARPGROUP_ROWS + (WARP & 3) * 16 + (LANE >> 2)
             for half in range(2):
                 place = (first + 8 * half) << 2
-                out.append(at.ld_shared_lanes(self.token_scales[half], base, place))
+                out.append(at.ld_shared(self.token_scales[half], base, place))
         if scale_set == 0:
             out += [
                 self.weight_scale(held, self._weight_row(b), k)

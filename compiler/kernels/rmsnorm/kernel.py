@@ -325,11 +325,8 @@ class Kernel:
             turn, rank = divmod(i, self.ctas)
             own = target[i * width : (i + 1) * width]
             place = (LANE % self.sharers + turn * self.sharers) * (4 * width)
-            if self.ctas > 1:
-                out.append(at.ld_peer(own, every, place, rank))
-            else:
-                load = at.ld_shared if width == 1 else at.ld_shared_v4
-                out.append(load(own, every, place))
+            peer = [rank] if self.ctas > 1 else []
+            out.append((at.ld_peer if peer else at.ld_shared)(own, every, place, *peer))
         return out
 
     @staticmethod

@@ -60,7 +60,7 @@ def pick_segment(
 
     def held(segment: UOp, inside: UOp) -> list[UOp]:
         place = segment.min(count - 1) * SHARE
-        words = (r.of(at.ld_shared_lanes, x, place).value for x in (shares, ties))
+        words = (r.of(at.ld_shared, x, place).value for x in (shares, ties))
         return [r.either(inside, word, 0).value for word in words]
 
     def kept(mass: UOp, equal: UOp) -> UOp:

@@ -161,7 +161,7 @@ class Kernel:
         held = part(self.elements.slot, j * self.width, self.width)
         if store:
             return at.st_shared_lanes(place, lane, 1, held)
-        return at.ld_shared_lanes(held, place, lane)
+        return at.ld_shared(held, place, lane)
 
     def sweep(self, visit: Visit) -> None:
         """Visit all elements of a thread, chunk by chunk: between 0 and 1."""
@@ -241,7 +241,7 @@ class Kernel:
     def _read(self, place: UOp) -> UInt32:
         """What one warp has found, to all."""
         emit(at.cta_sync())
-        return self.r.of(at.ld_shared_lanes, place, 0, n=2, unread="dst")
+        return self.r.of(at.ld_shared, place, 0, n=2, unread="dst")
 
     def _goal(self, active: UInt32 | None) -> UInt32:
         """Of the filter; of k's where it is active, else of p's."""
@@ -274,7 +274,7 @@ class Kernel:
         self, active: UInt32 | None, found: UInt32, window: UInt32, uniform: UInt32
     ) -> None:
         """The row's first CTA does the rest."""
-        overflow = self.r.of(at.ld_shared_lanes, self.overflow, 0)
+        overflow = self.r.of(at.ld_shared, self.overflow, 0)
         search = Threshold(self, found, *self._candidates(overflow))
         key, ties = search.alone() if active is None else search.of_both(active)
         self._draw(search, key, ties, window, uniform)
