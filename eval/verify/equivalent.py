@@ -49,7 +49,7 @@ def names(node: UOp) -> set[str]:
 def said(use: Use) -> str:
     """An atom's name, with its memory order where that is not the usual one."""
     usual = dict(atom(use.atom).defaults)
-    orders = [v for n, v in use.attrs if n in ("acquire", "order") and v != usual[n]]
+    orders = [v for n, v in use.attrs if n in ("acquire", "order") and v != usual.get(n, v)]
     return " ".join([use.atom, *orders])
 
 

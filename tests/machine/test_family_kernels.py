@@ -22,6 +22,7 @@ from ptxflow.compiler.check.values import check_values
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Strategy, Trip
 from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
+from ptxflow.eval.verify.equivalent import names
 from tests.families import ROWS
 from tests.families.row import BOTH, Case, Ordered, Row, cases, items
 from tests.machine.truth import put
@@ -37,6 +38,7 @@ def test_kernels_and_launches_are_accepted(row: Row, case: Case) -> None:
     maker, p, s, dev = row.family, case.problem, case.strategy, case.device
     lowered, trips = maker.build(p, s, dev), maker.trips(p, s, dev)
     kernels = kernels_of(lowered)
+    assert all(map(names, kernels))  # a mutant's reason asks for these
     runs = sum(t.entry in ("", k.arg.name) for k in kernels for t in trips)
     assert len(check(lowered, trips, dev)) == runs + len(kernels)
     check_launch(lowered, maker.launch(p, s, dev))
