@@ -117,7 +117,7 @@ def ended(work: Work, folder: Path, seconds: float | None = None) -> bool:
     """Whether the command ends by itself, which it does well; killed after so many seconds."""
 
     def run() -> None:
-        faulthandler.register(signal.SIGALRM, file=sys.__stderr__, chain=True)
+        faulthandler.register(signal.SIGALRM, file=2, chain=True)
         signal.alarm(LONGEST)
         tqdm.set_lock(threading.RLock())  # its own would stay locked where a child is killed
         sys.exit(work.run(folder))
