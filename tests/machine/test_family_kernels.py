@@ -23,8 +23,9 @@ from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Strategy, Trip
 from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
 from tests.families import ROWS
-from tests.families.row import BOTH, Case, Ordered, Row, cases, items
+from tests.given import BOTH
 from tests.machine.truth import put
+from tests.row import Case, Ordered, Row, cases, items
 
 #: where a statement stands; a kernel that waits nowhere has none
 SITE = re.compile(r"(?:compiler|tests)/[\w/]+\.py:\d+|without griddepcontrol.wait")
