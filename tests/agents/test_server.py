@@ -162,7 +162,7 @@ def test_ptx_is_checked(agent: Agent, root: Path) -> None:
 def test_instructions_are_told(agent: Agent) -> None:
     (row,) = agent.call("instruction", name="tma_load")["rows"]
     assert row["lanes"] == "one" and row["isa"].startswith("9.7.9")
-    many = agent.call("instruction", name="mbar")
+    many = agent.call("instruction", name="tcgen05")
     assert many["in_all"] > 8 and len(many["rows"]) == 8
     assert all(f"`{a.name}`" in agent.read("page://instructions") for a in all_atoms())
 
