@@ -7,13 +7,15 @@ then it waits for it itself (griddepcontrol.wait), which the abstract machine as
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from ptxflow.compiler.atoms.table import atom
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import Op, UOp, walk
 
 
-def touched(kernel: UOp) -> tuple[set[str], set[str]]:
+@lru_cache(16)
+def touched(kernel: UOp) -> tuple[frozenset[str], frozenset[str]]:
     """The names of the global tensors that a kernel reads, and that it writes."""
     reads, writes = set[str](), set[str]()
     for _, node in walk(kernel):
@@ -24,7 +26,7 @@ def touched(kernel: UOp) -> tuple[set[str], set[str]]:
                 (reads if access.mode == "r" else writes).add(storage.arg.name)
                 if access.mode in ("rw", "a"):
                     reads.add(storage.arg.name)
-    return reads, writes
+    return frozenset(reads), frozenset(writes)
 
 
 def check_order(kernels: Sequence[UOp]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -152,6 +153,7 @@ def _axis(values: Any, axis: int) -> Array:
     return np.array(list(values), np.uint64).reshape(shape)
 
 
+@lru_cache(16)
 def reads_special(kernel: UOp, name: str) -> bool:
     """Whether some value of the kernel depends on a special value."""
     seen = set[UOp]()

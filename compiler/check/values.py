@@ -6,6 +6,8 @@ the value is used, so what depends on it must be computed behind the instruction
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ptxflow.compiler.atoms.table import Lanes, atom
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import STATEMENTS, Op, UOp, body_of, show, walk
@@ -128,13 +130,15 @@ class _Walk:
         return True
 
 
-def registers_of(node: UOp) -> set[str]:
+@lru_cache(1 << 15)
+def registers_of(node: UOp) -> frozenset[str]:
     """The registers whose content a value or place depends on."""
     if node.op is Op.VAR:
-        return {node.arg[0]} if node.arg[1] == "register" else set()
-    return set().union(*map(registers_of, node.src)) if node.src else set()
+        return frozenset(node.arg[:1] if node.arg[1] == "register" else ())
+    return frozenset().union(*map(registers_of, node.src))
 
 
+@lru_cache(1 << 15)
 def varies(node: UOp) -> bool:
     """Whether a value differs between lanes because it depends on the lane's number."""
     if node.op is Op.VAR:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -29,6 +28,7 @@ _VARIABLE = re.compile(
 )
 _REGISTER = re.compile(rf"({_NAME})(?:<(\d+)>)?$")
 _SPECIAL = re.compile(r"%[a-z_]+(\.[xyzw])?$")
+_OPENS, _INK = re.compile(r"[\[({]"), re.compile(r"\S")
 _IGNORED = (".loc", ".file", ".pragma")  # directives
 MOST = 1 << 18  # registers, or instructions: more is no kernel
 
@@ -157,6 +157,9 @@ def parse(text: str, entry: str = "") -> Module:
 
 def split(text: str, separator: str = ",") -> list[str]:
     """`text` cut at separators outside brackets and braces."""
+    if not _OPENS.search(text):
+        parts = [part.strip() for part in text.split(separator)]
+        return parts if any(parts) or len(parts) > 1 else []
     out, depth, start = [], 0, 0
     for i, char in enumerate(text):
         if char in "[{(":
@@ -176,17 +179,17 @@ class _Scope:
         self.registers: dict[str, Register] = {}
         self.labels: dict[str, int] = {}
 
-    def _outwards(self) -> Iterator[_Scope]:
-        scope: _Scope | None = self
-        while scope:
-            yield scope
-            scope = scope.outer
-
     def register(self, name: str) -> Register | None:
-        return next((s.registers[name] for s in self._outwards() if name in s.registers), None)
+        scope: _Scope | None = self
+        while scope and name not in scope.registers:
+            scope = scope.outer
+        return scope.registers[name] if scope else None
 
     def label(self, name: str) -> int | None:
-        return next((s.labels[name] for s in self._outwards() if name in s.labels), None)
+        scope: _Scope | None = self
+        while scope and name not in scope.labels:
+            scope = scope.outer
+        return scope.labels[name] if scope else None
 
 
 class _Parser:
@@ -217,16 +220,15 @@ class _Parser:
             else:
                 self._top_level()
         if not self.out.entry:
-            named = f" {self.entry}" if self.entry else ""
-            raise PtxSyntaxError(f"the text holds no .entry{named}")
+            raise PtxSyntaxError(f"the text holds no .entry {self.entry}".rstrip())
         return self.out
 
     # -- reading ------------------------------------------------------------------------------
 
     def _skip_space(self) -> bool:
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
-        return self.at < len(self.text)
+        found = _INK.search(self.text, self.at)
+        self.at = found.start() if found else len(self.text)
+        return found is not None
 
     def _line(self) -> int:
         return bisect_left(self.newlines, self.at) + 1
@@ -304,9 +306,8 @@ class _Parser:
             raise self._fail(f"unknown parameter {declared!r}")
         align, kind, name, count = match.groups()
         size, elements = self._size(kind), int(count or 0)
-        self.out.parameters.append(
-            Parameter(name, size * (elements or 1), max(int(align or size), 1), kind, elements)
-        )
+        made = Parameter(name, size * (elements or 1), max(int(align or size), 1), kind, elements)
+        self.out.parameters.append(made)
 
     # -- the body -----------------------------------------------------------------------------
 
@@ -457,6 +458,8 @@ class _Parser:
         self.out.code.append(Instruction(opcode, operands, guard, line, text))
 
     def _operand(self, text: str, scope: _Scope, line: int) -> Operand:
+        if found := scope.register(text):
+            return found
         if text == "_":
             return Sink()
         if text[:1] == "{" and text[-1:] == "}":
@@ -466,16 +469,13 @@ class _Parser:
         if text.count("|") == 1:
             first, second = (self._operand(t.strip(), scope, line) for t in text.split("|"))
             return Pair(first, second)
-        value = number(text, self.real)
-        if value is not None:
+        if (value := number(text, self.real)) is not None:
             return Immediate(value)
-        negated = text.startswith("!")
-        found = scope.register(text.lstrip("!"))
-        if found is not None:
-            return replace(found, negated=negated)
-        if not negated and _SPECIAL.match(text):
+        if text[:1] == "!" and (found := scope.register(text.lstrip("!"))):
+            return replace(found, negated=True)
+        if _SPECIAL.match(text):
             return Special(text)
-        if not negated and text[:1] != "%" and re.match(rf"{_NAME}$", text):
+        if text[:1] != "%" and re.match(rf"{_NAME}$", text):
             return Symbol(text)
         raise self._fail(f"unknown operand {text!r}", line)
 

@@ -87,18 +87,19 @@ def _counts(kernel: UOp) -> Iterator[Mutant]:
                 count = storage.arg.count + step
                 if count > 0:
                     new = UOp(Op.MBAR, (), replace(storage.arg, count=count))
-                    tree = _with_storage(kernel, storage, new)
+                    tree = _with(kernel, {storage: new})
                     change = f"count {step:+d} of {storage.arg.name}"
                     yield Mutant("count", change, kernel, tree, ())
 
 
-def _with_storage(node: UOp, old: UOp, new: UOp) -> UOp:
-    if node is old:
-        return new
-    arg = node.arg
-    if node.op is Op.KERNEL:
-        arg = replace(arg, storage=tuple(new if s is old else s for s in arg.storage))
-    return UOp(node.op, tuple(_with_storage(s, old, new) for s in node.src), arg, node.site)
+def _with(node: UOp, made: dict[UOp, UOp]) -> UOp:
+    """The tree with other nodes for those of `made`, which is told of what follows."""
+    if node not in made:
+        arg = node.arg
+        if node.op is Op.KERNEL:
+            arg = replace(arg, storage=tuple(made.get(s, s) for s in arg.storage))
+        made[node] = UOp(node.op, tuple(_with(s, made) for s in node.src), arg, node.site)
+    return made[node]
 
 
 # -- operands and attributes --------------------------------------------------------------------

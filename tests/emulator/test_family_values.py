@@ -16,19 +16,8 @@ from ptxflow.eval.verify.emulation import covering_emulation, run_emulation
 from tests.alike import alike
 from tests.emulation import outside, run, text_of
 from tests.families import ROWS
-from tests.families.row import (
-    Case,
-    Planted,
-    Reference,
-    Row,
-    Run,
-    Same,
-    Sampled,
-    cases,
-    items,
-    space,
-)
 from tests.reference_check import assert_as_reference
+from tests.row import Case, Planted, Reference, Row, Run, Same, Sampled, cases, items, space
 
 
 @pytest.mark.parametrize("schedules", ["one", pytest.param("others", marks=pytest.mark.slow)])

@@ -27,7 +27,7 @@ from tests.families.gemm import problem, strategy
 from tests.families.gqa_prefill import PREFILL, sized
 from tests.families.gqa_prefill import strategy as gqa
 from tests.families.mla import DECODE, decode, prefill, wgmma
-from tests.families.row import B200, H200, with_axes
+from tests.given import B200, H200, with_axes
 
 Build = Callable[..., Any]
 Run = Callable[..., Any]

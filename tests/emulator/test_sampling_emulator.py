@@ -15,8 +15,8 @@ from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.bench.references.sampling_integers import sample
 from ptxflow.eval.verify.cases import case_of
-from tests.families.row import crossed
 from tests.families.sampling import ALONE, EACH, H200, SAMPLING, K, P, problem, strategy
+from tests.given import crossed
 
 
 def drawn(probs, k, p, s=ALONE, seed=3, offset=8):  # type: ignore[no-untyped-def]

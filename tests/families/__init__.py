@@ -21,7 +21,7 @@ from tests.families import (
     rmsnorm,
     sampling,
 )
-from tests.families.row import Row
+from tests.row import Row
 
 ROWS: tuple[Row, ...] = (
     gemm.ROW,

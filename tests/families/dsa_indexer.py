@@ -6,26 +6,8 @@ import re
 
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
-from tests.families.row import (
-    B200,
-    BOTH,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Ordered,
-    Planted,
-    Refused,
-    Row,
-    Run,
-    Same,
-    Sampled,
-    Size,
-    altered,
-    crossed,
-    resized,
-    strategies,
-)
+from tests.given import B200, BOTH, H200, Json, altered, crossed, resized, strategies
+from tests.row import Bad, Case, Ordered, Planted, Refused, Row, Run, Same, Sampled, Size
 
 INDEXER = family("dsa_indexer")
 NAME = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"

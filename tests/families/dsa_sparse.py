@@ -9,25 +9,8 @@ import numpy as np
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.mla.decisions import MAX_SUMS, register_limit, registers
-from tests.families.row import (
-    B200,
-    BOTH,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Planted,
-    Reference,
-    Refused,
-    Row,
-    Run,
-    Same,
-    Size,
-    altered,
-    crossed,
-    resized,
-    strategies,
-)
+from tests.given import B200, BOTH, H200, Json, altered, crossed, resized, strategies
+from tests.row import Bad, Case, Planted, Reference, Refused, Row, Run, Same, Size
 
 SPARSE = family("dsa_sparse")
 strategy = strategies(

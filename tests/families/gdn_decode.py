@@ -9,27 +9,8 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gdn_decode.decisions import step_rows
-from tests.families.row import (
-    B200,
-    BOTH,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Ordered,
-    Planted,
-    Reference,
-    Refused,
-    Row,
-    Run,
-    Same,
-    Sampled,
-    Size,
-    altering,
-    crossed,
-    resized,
-    strategies,
-)
+from tests.given import B200, BOTH, H200, Json, altering, crossed, resized, strategies
+from tests.row import Bad, Case, Ordered, Planted, Reference, Refused, Row, Run, Same, Sampled, Size
 
 GDN = family("gdn_decode")
 NAME = "gdn_decode_qk16_v32_d128_k_last"

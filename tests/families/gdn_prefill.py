@@ -11,26 +11,8 @@ from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gdn_prefill.decisions import main_warps, registers
-from tests.families.row import (
-    B200,
-    BOTH,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Ordered,
-    Planted,
-    Reference,
-    Refused,
-    Row,
-    Run,
-    Same,
-    Sampled,
-    Size,
-    altering,
-    resized,
-    strategies,
-)
+from tests.given import B200, BOTH, H200, Json, altering, resized, strategies
+from tests.row import Bad, Case, Ordered, Planted, Reference, Refused, Row, Run, Same, Sampled, Size
 
 PREFILL = family("gdn_prefill")
 NAME = "gdn_prefill_qk16_v32_d128_k_last"

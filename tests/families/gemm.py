@@ -6,22 +6,8 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy, Trip
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
-from tests.families.row import (
-    B200,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Ordered,
-    Planted,
-    Refused,
-    Row,
-    Sampled,
-    Size,
-    altering,
-    resized,
-    strategies,
-)
+from tests.given import B200, H200, Json, altering, resized, strategies
+from tests.row import Bad, Case, Ordered, Planted, Refused, Row, Sampled, Size
 
 GEMM = family("gemm")
 strategy = strategies(

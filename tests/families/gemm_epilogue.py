@@ -6,19 +6,8 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.definition import load
 from tests.families import gemm
-from tests.families.row import (
-    B200,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Ordered,
-    Planted,
-    Refused,
-    Row,
-    Size,
-    altering,
-)
+from tests.given import B200, H200, Json, altering
+from tests.row import Bad, Case, Ordered, Planted, Refused, Row, Size
 
 EPILOGUE = family("gemm_epilogue")
 _NAMES = {

@@ -5,22 +5,8 @@ from __future__ import annotations
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.definition import load
-from tests.families.row import (
-    B200,
-    BOTH,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Ordered,
-    Planted,
-    Refused,
-    Row,
-    Sampled,
-    Size,
-    altering,
-    strategies,
-)
+from tests.given import B200, BOTH, H200, Json, altering, strategies
+from tests.row import Bad, Case, Ordered, Planted, Refused, Row, Sampled, Size
 
 FP8 = family("gemm_fp8")
 _GIVEN = load("gemm_fp8_n4096_k7168")

@@ -17,27 +17,8 @@ from ptxflow.compiler.kernels.gqa_decode.decisions import (
     smem_bytes,
     threads,
 )
-from tests.families.row import (
-    B200,
-    BOTH,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Ordered,
-    Planted,
-    Reference,
-    Refused,
-    Row,
-    Run,
-    Same,
-    Sampled,
-    Size,
-    altering,
-    crossed,
-    resized,
-    strategies,
-)
+from tests.given import B200, BOTH, H200, Json, altering, crossed, resized, strategies
+from tests.row import Bad, Case, Ordered, Planted, Reference, Refused, Row, Run, Same, Sampled, Size
 
 DECODE = family("gqa_decode")
 strategy = strategies(

@@ -14,25 +14,8 @@ from ptxflow.compiler.kernels.gqa_prefill.decisions import (
     registers,
     row_registers,
 )
-from tests.families.row import (
-    B200,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Ordered,
-    Planted,
-    Refused,
-    Row,
-    Run,
-    Same,
-    Sampled,
-    Size,
-    altered,
-    crossed,
-    resized,
-    strategies,
-)
+from tests.given import B200, H200, Json, altered, crossed, resized, strategies
+from tests.row import Bad, Case, Ordered, Planted, Refused, Row, Run, Same, Sampled, Size
 
 PREFILL = family("gqa_prefill")
 strategy = strategies(

@@ -14,22 +14,11 @@ from ptxflow.compiler.family import Fields, Problem, Strategy
 from ptxflow.compiler.ir import Op, UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.mla.decisions import columns, own, register_limit, registers
-from tests.families.row import (
+from tests.given import (
     B200,
     BOTH,
     H200,
-    Bad,
-    Case,
     Json,
-    Ordered,
-    Planted,
-    Reference,
-    Refused,
-    Row,
-    Run,
-    Same,
-    Sampled,
-    Size,
     altered,
     crossed,
     resized,
@@ -37,6 +26,7 @@ from tests.families.row import (
     variable,
     with_axes,
 )
+from tests.row import Bad, Case, Ordered, Planted, Reference, Refused, Row, Run, Same, Sampled, Size
 
 DECODE, PREFILL = family("mla_decode"), family("mla_prefill")
 

@@ -11,22 +11,8 @@ from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.moe.decisions import tmem_columns
 from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.eval.verify.cases.moe import NONE, ONE, SPREAD
-from tests.families.row import (
-    B200,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Ordered,
-    Planted,
-    Refused,
-    Row,
-    Run,
-    Same,
-    Size,
-    altering,
-    strategies,
-)
+from tests.given import B200, H200, Json, altering, strategies
+from tests.row import Bad, Case, Ordered, Planted, Refused, Row, Run, Same, Size
 
 MOE = family("moe")
 NAME = "moe_fp8_block_scale_ds_routing_topk8_ng8_kg4_e32_h7168_i2048"

@@ -10,26 +10,8 @@ from ptxflow.compiler.family import Fields, Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.rmsnorm.decisions import registers, threads
 from ptxflow.compiler.kernels.rmsnorm.problem import MAX_HIDDEN
-from tests.families.row import (
-    B200,
-    BOTH,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Ordered,
-    Planted,
-    Refused,
-    Row,
-    Run,
-    Same,
-    Sampled,
-    Size,
-    altering,
-    crossed,
-    resized,
-    strategies,
-)
+from tests.given import B200, BOTH, H200, Json, altering, crossed, resized, strategies
+from tests.row import Bad, Case, Ordered, Planted, Refused, Row, Run, Same, Sampled, Size
 
 RMSNORM = family("rmsnorm")
 strategy = strategies(

@@ -9,24 +9,8 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.sampling.decisions import registers
-from tests.families.row import (
-    B200,
-    BOTH,
-    H200,
-    Bad,
-    Case,
-    Json,
-    Ordered,
-    Planted,
-    Refused,
-    Row,
-    Same,
-    Size,
-    altering,
-    crossed,
-    resized,
-    strategies,
-)
+from tests.given import B200, BOTH, H200, Json, altering, crossed, resized, strategies
+from tests.row import Bad, Case, Ordered, Planted, Refused, Row, Same, Size
 
 SAMPLING = family("sampling")
 strategy = strategies(

@@ -15,7 +15,7 @@ from ptxflow.compiler.ir import Op, UOp, const, edit, walk
 from ptxflow.compiler.lower import layout
 from ptxflow.env.space import enumerate_space
 from tests.families.gemm import GEMM, HOPPER, build, problem, swapped
-from tests.families.row import B200, H200
+from tests.given import B200, H200
 
 
 def test_a_store_beyond_the_cluster_is_refused() -> None:

@@ -13,7 +13,8 @@ from ptxflow.compiler.ir import Op, UOp, edit, kernels_of, program, walk
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify.emulation import emulate_kernel, run_emulation
 from tests.families import ROWS, gemm
-from tests.families.row import H200, Case
+from tests.given import H200
+from tests.row import Case
 
 FIRST = [case for row in ROWS for case in {c.device: c for c in row.cases[::-1]}.values()]
 RUN = (

@@ -12,10 +12,9 @@ from ptxflow.compiler.check import check
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import UOp
-from ptxflow.compiler.kernels import family
-from ptxflow.eval.verify.draws import draw_families
 from ptxflow.eval.verify.equivalent import EQUIVALENT, HINTS, names, reason
 from ptxflow.eval.verify.mutants import Mutant, mutants
+from tests.families import gqa_prefill
 from tests.families.gemm import CASES, H200, build
 
 Lowered = tuple[UOp, list[Trip], Device]
@@ -25,8 +24,8 @@ def lowered() -> Iterator[Lowered]:
     """The cases of GEMM, and behind the first a kernel of attention, which prefetches maps."""
     (dev, _, s), *others = CASES
     yield *build(dev, s), dev
-    problem, strategy = draw_families(["gqa_prefill"], H200, 1, 0)[0]
-    maker = family(strategy.family)
+    page, strategy = gqa_prefill.PATHS["small pages"]
+    maker, problem = gqa_prefill.PREFILL, gqa_prefill.problem(page, dim=64)
     yield maker.build(problem, strategy, H200), maker.trips(problem, strategy, H200), H200
     for dev, _, s in others:
         yield *build(dev, s), dev

@@ -9,23 +9,15 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from ptxflow.compiler.atoms import atom
-from ptxflow.compiler.check import (
-    Program,
-    check,
-    check_launch,
-    check_spec,
-    execute,
-    schedules,
-)
-from ptxflow.compiler.check.order import awaited
-from ptxflow.compiler.check.values import check_values
+from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Strategy, Trip
 from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
 from ptxflow.eval.verify.equivalent import names
 from tests.families import ROWS
-from tests.families.row import BOTH, Case, Ordered, Row, cases, items
+from tests.given import BOTH
 from tests.machine.truth import put
+from tests.row import Case, Ordered, Row, cases, items
 
 #: where a statement stands; a kernel that waits nowhere has none
 SITE = re.compile(r"(?:compiler|tests)/[\w/]+\.py:\d+|without griddepcontrol.wait")
@@ -63,19 +55,6 @@ def tried(o: Ordered, lowered: UOp) -> Iterator[tuple[int, Path, UOp]]:
                 yield number, path, node
 
 
-def check_one(lowered: UOp, number: int, trips: Sequence[Trip], o: Ordered) -> None:
-    """As `check`, of one kernel of a program whose others are as they were."""
-    kernels = kernels_of(lowered)
-    kernel = kernels[number]
-    check_spec(kernel, o.device)
-    check_values(kernel)
-    ready = Program(kernel, awaited(kernels, kernel))
-    for trip in trips:
-        if trip.entry in ("", kernel.arg.name):
-            for schedule in schedules(ready):
-                execute(ready, trip, schedule)
-
-
 def trips_of(o: Ordered, p: Problem, s: Strategy, row: Row) -> Sequence[Trip]:
     trips = row.family.trips(p, s, o.device)
     return trips[: -o.last_trips - 1 : -1] if o.last_trips else trips
@@ -85,16 +64,13 @@ def trips_of(o: Ordered, p: Problem, s: Strategy, row: Row) -> Sequence[Trip]:
 def test_every_ordering_statement_is_needed(row: Row, o: Ordered) -> None:
     p, s = o.problem, o.strategy
     lowered, trips = row.family.build(p, s, o.device), trips_of(o, p, s, row)
-    check(lowered, trips, o.device)
+    proven = set[object]()  # kernels that are as they were
+    check(lowered, trips, o.device, proven)
     count, missed = 0, []
     for number, path, node in tried(o, lowered):
         count += atom(node.arg.atom).orders
         try:
-            less = put(lowered, number, path)
-            if o.kernels is None:
-                check(less, trips, o.device)
-            else:
-                check_one(less, number, trips, o)
+            check(put(lowered, number, path), trips, o.device, proven)
         except CompileError as refusal:
             message, orders = str(refusal), atom(node.arg.atom).orders
             assert "; fix: " in message and (SITE.search(message) or not orders), message

@@ -15,7 +15,7 @@ from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, program, when
 from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot, smem, value_of
 from ptxflow.compiler.launch import Launch, PointerParam, Workspace
 from ptxflow.compiler.lower import finish
-from tests.families.row import H200
+from tests.given import H200
 
 COUNT, HELD, OTHER = frag("count", 1, "b32"), frag("held", 1, "b32"), frag("other", 1, "b32")
 TENSORS = "ACVW"

@@ -20,8 +20,9 @@ from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of
 from tests.emulation import outside
 from tests.families import ROWS, gemm, gqa_decode
-from tests.families.row import BOTH, Case, Row
+from tests.given import BOTH
 from tests.machine.launches import faults
+from tests.row import Case, Row
 
 #: what only values or bounds of tensors tell
 OF_VALUES = re.compile(

@@ -14,7 +14,7 @@ from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, Use, const, var
 from ptxflow.compiler.ir.statements import KernelInfo, Role, elect, kernel, loop, role, when
 from ptxflow.compiler.ir.storage import frag, mbar, slot, smem
 from tests.families import dsa_sparse, gdn_prefill, mla
-from tests.families.row import B200, BOTH, H200
+from tests.given import B200, BOTH, H200
 
 BAR, TILE, ACC = mbar("bar", 1, 1), smem("tile", 1024), frag("acc", 8, "f32")
 

@@ -12,7 +12,7 @@ from ptxflow.compiler.backend import cache, ptxas, sass
 from ptxflow.compiler.compilation import CompiledKernel, compile_chunk
 from ptxflow.compiler.device import Device
 from tests.families.rmsnorm import problem, strategy
-from tests.families.row import B200, H200, crossed
+from tests.given import B200, H200, crossed
 
 ARCHS = ("sm_90a", "sm_100a")
 HEADER = """.version 8.8

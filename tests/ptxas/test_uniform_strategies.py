@@ -21,7 +21,7 @@ from ptxflow.eval.verify import survey
 from ptxflow.eval.verify.draws import draw, draw_shapes
 from tests.families import ROWS, sampling
 from tests.families.gemm import B200, CASES, GEMM, H200, problem, problem_for, strategy
-from tests.families.row import Case, Row, cases, space
+from tests.row import Case, Row, cases, space
 
 CLAIMS = {
     "h200": {"wgmma f16", "TMA tensor load"},

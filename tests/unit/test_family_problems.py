@@ -15,7 +15,8 @@ from ptxflow.env.cost import model_tflops
 from ptxflow.env.features import describe_problem
 from ptxflow.env.tasks.definition import load, names
 from tests.families import ROWS
-from tests.families.row import BOTH, Bad, Case, Refused, Row, Size, cases, items, space
+from tests.given import BOTH
+from tests.row import Bad, Case, Refused, Row, Size, cases, items, space
 
 
 @pytest.mark.parametrize("name", names())

@@ -41,7 +41,8 @@ from tests.families import (
     rmsnorm,
     sampling,
 )
-from tests.families.row import B200, H200, Case, space, variable, with_axes
+from tests.given import B200, H200, variable, with_axes
+from tests.row import Case, space
 
 INDEXER_AXES = {"batch_size": 3, "max_num_pages": 10, "num_pages": 20}
 

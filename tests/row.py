@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from ptxflow.compiler.device import Device, device
-from ptxflow.compiler.family import Choice, Family, Fields, Problem, Strategy
+from ptxflow.compiler.device import B200, H200, Device
+from ptxflow.compiler.family import Family, Fields, Problem, Strategy
 from ptxflow.compiler.ir import UOp
 from ptxflow.compiler.kernels import family
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.env.tasks.definition import load
 
-H200, B200 = device("h200"), device("b200")
-BOTH = (H200, B200)
 Json = dict[str, Any]
 
 
@@ -58,7 +53,7 @@ class Size:
 
     problem: Problem
     least: int = 1
-    devices: tuple[Device, ...] = BOTH
+    devices: tuple[Device, ...] = (H200, B200)
     near: float = 0.0
     spread: float = 1.001
     holds: Callable[[Fields, Problem, Device], Any] = lambda f, p, dev: True
@@ -182,56 +177,6 @@ class Row:
     forced: bool = False  # cases may break rules of what pays
     slack: int = 0  # bytes of shared memory that rules may count beside those laid out
     largest_feature: float = 8
-
-
-def crossed(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """All combinations, and of each whether it is slow: as many as the longest has choices are not,
-    in which every choice is."""
-    rows = range(max(map(len, choices)))
-    counts = [len(row) for row in choices]
-    quick = {tuple((i + i // n * k) % n for k, n in enumerate(counts)) for i in rows}
-    return [(*(row[i] for row, i in zip(choices, at, strict=True)), at not in quick)
-            for at in product(*map(range, counts))]  # fmt: skip
-
-
-def resized(name: str, dtype: str = "", **axes: int) -> Json:
-    """The JSON of a recorded definition of other constants, and of another 16-bit type."""
-    given = load(name).resized(**axes).to_json()
-    for tensor in (*given["inputs"].values(), *given["outputs"].values()):
-        if dtype and tensor["dtype"] in ("float16", "bfloat16"):
-            tensor["dtype"] = dtype
-    return given
-
-
-def altered(definition: Mapping[str, Any], path: str, value: Any) -> Json:
-    """A copy with another value at a path, as in `axes.K.value`."""
-    out = copy.deepcopy(dict(definition))
-    *parents, last = path.split(".")
-    node = out
-    for key in parents:
-        node = node[key]
-    node[last] = value
-    return out
-
-
-def altering(given: Json, axes: Mapping[str, int]) -> Callable[[str, object, str], Bad]:
-    """What is bad of a definition with another value at a path: of path, value and message."""
-    return lambda path, value, message: Bad(altered(given, path, value), axes, message)
-
-
-def strategies(family: Family, **base: Choice) -> Callable[..., Strategy]:
-    """Of a family with these choices, but those that are given."""
-    return lambda **changes: Strategy(family.name, tuple((base | changes).items()))
-
-
-def variable(given: Json, axes: Mapping[str, int]) -> dict[str, int]:
-    """Those of the axes that are variable in the definition."""
-    return {n: v for n, v in axes.items() if given["axes"].get(n, {}).get("type") == "var"}
-
-
-def with_axes(p: Problem, **axes: int) -> Problem:
-    """The problem at other axes, with the work that it had."""
-    return replace(p, axes=tuple((dict(p.axes) | axes).items()))
 
 
 @functools.lru_cache(4)
