@@ -264,7 +264,7 @@ def test_routing_of_the_case_is_that_of_the_reference() -> None:
 
 @pytest.mark.parametrize("local", [1, 5, 11, 32, 256])
 def test_tokens_choose_among_any_number_of_local_experts(local: int) -> None:
-    """Clearly: the first that is not chosen is below the last that is."""
+    """Without a tie at which the choice of groups turns, or drawing would not end."""
     made = case_of(experts(58, **SMALL | {"local": local}), seed=1).tensors
     scores = 1 / (1 + np.exp(-made["routing_logits"].astype(float))) + plain(made["routing_bias"])
     groups = np.sort(scores.reshape(58, 8, 32), -1)[..., -2:].sum(-1)
