@@ -193,8 +193,8 @@ class OnGpu(Bench):
         kernel = self.kernel(strategy)
         (candidate,) = self.candidates([strategy])
         try:
-            with self.lock:
-                found = counters.profile(self.profiler, candidate, kernel, self.measurer.folder)
+            where = self.measurer.folder
+            found = counters.profile(self.profiler, candidate, kernel, where, self.lock)
         except counters.NoProfile as error:  # the session goes on by floors
             self.profiler, self.remark = "", str(error)
             return None

@@ -10,8 +10,10 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from pathlib import Path
+from threading import Lock
 
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.eval.bench.candidates import Candidate, Settings, run_one
@@ -38,28 +40,31 @@ class NoProfile(RuntimeError):
 
 
 def profile(
-    ncu: str, candidate: Candidate, kernel: CompiledKernel, folder: Path, start: float = START
+    ncu: str, candidate: Candidate, kernel: CompiledKernel, folder: Path, lock: Lock
 ) -> Profile:
     """The counters of a kernel that is right; NoProfile where ncu is missing, is refused them, does
-    not answer in time, or writes what is not its CSV."""
-    log = folder / "ncu.csv"
-    log.unlink(missing_ok=True)
-    command = [
-        ncu, "--csv", "--log-file", str(log), "--clock-control", "none", "--profile-from-start",
-        "off", "--target-processes", "all", "--metrics", ",".join(METRICS),
-        sys.executable, "-m", "ptxflow.eval.bench.worker",
-    ]  # fmt: skip
-    worker = Worker(command, start_timeout=start)
-    try:
-        result = run_one(candidate, kernel, worker, SETTINGS, folder, profile=True)
-        worker.end(START)
-    except (OSError, WorkerError, subprocess.TimeoutExpired) as error:
-        raise NoProfile(f"ncu: {said(log) or error}") from None
-    finally:
-        worker.stop()
-    if result["status"] != "ok":
-        raise NoProfile(f"ncu: the kernel under it is {result['status']}: {result['detail']}")
-    return read(log)
+    not answer in time, or writes what is not its CSV. The `lock` of the GPU is taken once ncu and
+    the worker, which need seconds to be there, are."""
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        log = Path(own, "ncu.csv")
+        command = [
+            ncu, "--csv", "--log-file", str(log), "--clock-control", "none", "--profile-from-start",
+            "off", "--target-processes", "all", "--metrics", ",".join(METRICS),
+            sys.executable, "-m", "ptxflow.eval.bench.worker",
+        ]  # fmt: skip
+        worker = Worker(command, start_timeout=START)
+        try:
+            worker.start()
+            with lock:
+                result = run_one(candidate, kernel, worker, SETTINGS, folder, profile=True)
+            worker.end(START)
+        except (OSError, WorkerError, subprocess.TimeoutExpired) as error:
+            raise NoProfile(f"ncu: {said(log) or error}") from None
+        finally:
+            worker.stop()
+        if result["status"] != "ok":
+            raise NoProfile(f"ncu: the kernel under it is {result['status']}: {result['detail']}")
+        return read(log)
 
 
 def read(log: Path) -> Profile:

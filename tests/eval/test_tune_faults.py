@@ -157,7 +157,7 @@ def test_without_a_profile_the_loop_goes_on_by_floors(
     if name in NCU:
         ncu.write_text(f"#!/bin/sh\n{NCU[name][0]}\n")
         ncu.chmod(0o755)
-    monkeypatch.setattr(counters.profile, "__defaults__", (1.0,))
+    monkeypatch.setattr(counters, "START", 1.0)
     assert played(gpu / "s", "--profiler", str(ncu)) == 0
     state = json.loads((gpu / "s" / "session.json").read_text())
     assert NCU.get(name, ("", "No such file"))[1] in state["profiler"]
