@@ -90,7 +90,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     sizes = (
         size(1, k.chunk + 9, (1,), absent=True),
-        size(2, k.chunk + 9, (2,)),
+        size(2, k.chunk + 9, (3,)),
         size(1, (2 * k.stages + 1) * k.chunk + 1, (1,)),
     )
     return Trials(shapes, sizes)

@@ -112,8 +112,11 @@ def choose(
 
 
 def _uneven(count: int, total: int, rng: np.random.Generator) -> Ints:
-    """Pages of each sequence: of three or more the second has none; the last of many has one."""
+    """Pages of each sequence: of two the first has more, so that chunks lie before the second; of
+    three or more the second has none; the last of many has one."""
     weight = rng.uniform(0.2, 1.8, count)
+    if count == 2:
+        weight[::-1].sort()
     if count > 2:
         weight[1] = 0
     if count > total:
