@@ -116,7 +116,7 @@ def test_an_epilogue_is_compiled_or_refused(agent: Agent) -> None:
 
 
 def test_a_mask_is_compiled_or_refused(agent: Agent) -> None:
-    s = prefill.strategy(consumers=1, overlap=0, stages=1)
+    s = prefill.strategy(consumers=1, tile_kv=32, overlap=0, stages=1)
     asked = {
         "definition": "gqa_ragged_prefill_causal_h32_kv8_d128",
         "choices": s.to_json()["choices"],
@@ -130,7 +130,7 @@ def test_a_mask_is_compiled_or_refused(agent: Agent) -> None:
 
 
 def test_an_index_map_is_compiled_or_refused(agent: Agent) -> None:
-    s = prefill.strategy(consumers=1, overlap=0, stages=1)
+    s = prefill.strategy(consumers=1, tile_kv=32, overlap=0, stages=1)
     asked = {"choices": s.to_json()["choices"], "width": 3}
     pages = asked | {"definition": "gqa_paged_prefill_causal_h32_kv8_d128_ps64"}
     found = agent.call("index_map", **pages, entry="page % 3", condition="q - k < 129")

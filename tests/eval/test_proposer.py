@@ -46,6 +46,7 @@ PLAYED = (
     "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64 batch_size=3 len_indptr=4 num_kv_indices=102 "
     "num_pages=143 total_q=300"
 )
+ONE_HEAD = {"heads": 1, "kv_heads": 1, "dim": 64}
 Reply = Callable[[BaseHTTPRequestHandler, Mapping[str, Any]], None]
 
 
@@ -130,7 +131,7 @@ def serving(*replies: Reply) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1", asked
     finally:
@@ -230,13 +231,13 @@ def relu(text: str) -> tuple[glue.Glue, Problem, Strategy]:
 def window(text: str) -> tuple[glue.Glue, Problem, Strategy]:
     wanted = mask.Mask.parse("q - k < 20").sees
     made = glue.attended(mask.Mask.parse(text), sees=wanted)
-    return made, prefill.problem(), prefill.strategy(consumers=1)
+    return made, prefill.problem(**ONE_HEAD), prefill.strategy(consumers=1, tile_kv=32)
 
 
 def ring(text: str) -> tuple[glue.Glue, Problem, Strategy]:
     wanted = page_map.PageMap.parse("page % 3", 3)
     made = glue.attended(None, page_map.PageMap.parse(text, 3), entries=wanted)
-    return made, prefill.problem(64), prefill.strategy(consumers=1)
+    return made, prefill.problem(64, **ONE_HEAD), prefill.strategy(consumers=1, tile_kv=32)
 
 
 @pytest.mark.parametrize("part", WRITTEN)
