@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -228,22 +227,19 @@ def test_a_session_is_a_function_of_its_measurements(space: RelationSpace) -> No
     assert played(space, Scripted(scattered), seed=6)[1] != once[1]
 
 
-LEARN = """
-import sys
-from pathlib import Path
-from ptxflow.eval.tune.knowledge import Knowledge, Outcome
-for part in range(10):
-    tries = [Outcome("s", "m", 0.1, "before")]
-    Knowledge(Path(sys.argv[1])).learn(f"{sys.argv[2]}-{part}", "h200", tries)
-"""
+def learn(path: Path, number: int) -> None:
+    for part in range(10):
+        Knowledge(path).learn(f"{number}-{part}", "h200", [Outcome("s", "m", 0.1, "before")])
 
 
 def test_knowledge_of_two_processes_at_once_and_a_session_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "moves.sqlite"
-    both = [subprocess.Popen([sys.executable, "-c", LEARN, str(path), str(n)]) for n in range(2)]
-    assert [process.wait(60) for process in both] == [0, 0]
+    both = [get_context("fork").Process(target=learn, args=(path, n)) for n in range(2)]
+    for process in both:
+        process.start()
+    assert [process.join(60) or process.exitcode for process in both] == [0, 0]
     base = Knowledge(path)
     assert not base.learn("0-0", "h200", [Outcome("s", "m", 0.1)])
     (entry,) = base.entries()
