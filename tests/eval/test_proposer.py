@@ -24,14 +24,16 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels.gemm_epilogue import written
 from ptxflow.compiler.kernels.gemm_epilogue.written import Epilogue
 from ptxflow.compiler.kernels.gqa_prefill import mask, page_map
+from ptxflow.env.measurements import write_tables
 from ptxflow.env.relation import RelationSpace, relate
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import Space, StrategySpace
 from ptxflow.env.tasks.arguments import find_device, find_problem, find_space
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval import __main__ as evaluate
+from ptxflow.eval.bench.records import pack, read_records
 from ptxflow.eval.study.search.play import interference, play
-from ptxflow.eval.study.search.replay import read_replays
+from ptxflow.eval.study.search.replay import read_replays, workload_name
 from ptxflow.eval.tune import session
 from ptxflow.eval.tune.endpoint import ChatError, Endpoint, Recorded
 from ptxflow.eval.tune.method import spoken
@@ -51,11 +53,7 @@ Reply = Callable[[BaseHTTPRequestHandler, Mapping[str, Any]], None]
 
 
 def pursue(
-    proposer: Model,
-    space: StrategySpace,
-    judge: Callable[[Strategy], Tried],
-    rounds: int,
-    k: int,
+    proposer: Model, space: StrategySpace, judge: Callable[[Strategy], Tried], rounds: int, k: int
 ) -> list[Tried]:
     """Everything that was tried: proposals are judged and told of, until one is right or after so
     many rounds."""
@@ -328,7 +326,9 @@ def test_a_model_plays_in_an_evaluation(
 ) -> None:
     """It is told times as they come, is of no use in the end, and plays again from its transcript
     alone: the same choices, the same tokens; by the rules of play."""
-    (replay,) = [r for r in read_replays([RECORDS]) if r.name == PLAYED]
+    rows = [r for r in read_records(RECORDS) if workload_name(r.definition, r.axes) == PLAYED]
+    write_tables(records := tmp_path / "records.jsonl.xz", pack(rows))
+    (replay,) = read_replays([records])
     space, chosen = replay.space, np.argsort(-replay.times)[[3, 5, 7, 9]]
     foreign = json.dumps({"strategies": [
         space.family.choices(space.strategy(int(space.codes[0])))
@@ -339,7 +339,7 @@ def test_a_model_plays_in_an_evaluation(
                answer(space, *(space.strategy(int(space.codes[i])) for i in chosen[2:])),
                *["no"] * 4]  # fmt: skip
     path, out = tmp_path / "model.jsonl", tmp_path / "out"
-    asked = ["--measurements", str(RECORDS), "--kernels", str(RECORDS), "--workloads", PLAYED,
+    asked = ["--measurements", str(records), "--kernels", str(records), "--workloads", PLAYED,
              "--methods", "uniform", "--seeds", "2", "--budget", "12", "--parts", "none",
              "--jobs", "1", "--transcript", str(path), "--out", str(out)]  # fmt: skip
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
