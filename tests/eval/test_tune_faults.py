@@ -181,7 +181,7 @@ def test_a_branch_that_hangs_or_faults_is_passed_over(
             yield found
 
     monkeypatch.setattr(session, "open_measurers", brief)
-    assert played(tmp_path / "s", "--budget", "48") == 0
+    assert played(tmp_path / "s", "--budget", "24") == 0
     records = read_records(tmp_path / "s" / "records.jsonl")
     assert {"ok", "hang", "fault"} <= {r.status for r in records}
     champion = json.loads((tmp_path / "s" / "session.json").read_text())["champion"]["key"]
