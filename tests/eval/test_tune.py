@@ -239,7 +239,9 @@ def test_knowledge_of_two_processes_at_once_and_a_session_once(
     both = [get_context("fork").Process(target=learn, args=(path, n)) for n in range(2)]
     for process in both:
         process.start()
-    assert [process.join(60) or process.exitcode for process in both] == [0, 0]
+    for process in both:
+        process.join(60)
+    assert [process.exitcode for process in both] == [0, 0]
     base = Knowledge(path)
     assert not base.learn("0-0", "h200", [Outcome("s", "m", 0.1)])
     (entry,) = base.entries()
