@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from statistics import geometric_mean, median
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.family import Choice, Strategy
@@ -89,17 +92,23 @@ class Measured:
     def of_best(self, reward: Reward) -> float:
         """How much faster than the best listed strategy the best of the K is that a reward ranks
         first."""
-        strategies = [Strategy.from_json(r.strategy) for r in self.records]
-        known = [s for s in strategies if self.whole.family.implied.keys() | self.decisions.keys()
-                 >= dict(s.choices).keys() and not self.refusals(s)]  # fmt: skip
-        codes = np.array([self.whole.code(s) for s in known])
+        codes, us = self.known
         ranked = np.argsort(-reward.tflops(self.whole, codes), kind="stable")[:K]
-        us = {Strategy.from_json(r.strategy): _us(r) for r in self.records}
-        return _us(self.best_listed) / min(us[known[place]] for place in ranked)
+        return _us(self.best_listed) / us[ranked].min()
 
-    def refusals(self, strategy: Strategy) -> list[str]:
-        space = self.whole
-        return space.family.refusals(space.problem, strategy, space.device)
+    @cached_property
+    def known(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Codes of the records' strategies that the wide space holds, and their microseconds."""
+        codes = dict[Strategy, int]()
+        named = self.whole.family.implied.keys() | self.decisions.keys()
+        strategies = [Strategy.from_json(r.strategy) for r in self.records]
+        for s in dict.fromkeys(strategies):
+            with suppress(ValueError):  # a rule refuses it
+                if named >= dict(s.choices).keys():
+                    codes[s] = self.whole.code(s)
+        us = dict(zip(strategies, map(_us, self.records), strict=True))
+        held = [s for s in strategies if s in codes]
+        return np.array([codes[s] for s in held]), np.array([us[s] for s in held])
 
 
 def _us(record: Record) -> float:

@@ -21,6 +21,7 @@ measurements. What `ptxflow tune` always begins with is made by
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import lzma
 import math
@@ -35,7 +36,7 @@ from ptxflow.command import BadInput, Parser, align, reports
 from ptxflow.compiler.files import typed, write_whole
 from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.roofline import Floors
-from ptxflow.eval.tune.champions import Champion, fastest, of_records, of_session
+from ptxflow.eval.tune.champions import COMMITTED, Champion, fastest, of_records, of_session
 
 VERSION = 1
 HELPED = 0.005  # gain from which a move helped
@@ -315,6 +316,12 @@ def read(*paths: Path) -> list[Row]:
         else:
             rows += from_lines("\n".join(lines), str(path))
     return [*rows, *of_records(records)]
+
+
+@functools.cache
+def committed() -> Sequence[Row]:
+    """What comes with ptxflow, read once."""
+    return tuple(read(COMMITTED))
 
 
 def shown(rows: Sequence[Row]) -> str:

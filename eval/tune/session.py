@@ -73,17 +73,10 @@ from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.sample.selection import reward_of
 from ptxflow.eval.tune import report
 from ptxflow.eval.tune.benches import OnGpu, Predicted, recorded
-from ptxflow.eval.tune.champions import (
-    COMMITTED,
-    Champion,
-    alternating,
-    legal,
-    nearest,
-    of_session,
-)
+from ptxflow.eval.tune.champions import Champion, alternating, legal, nearest, of_session
 from ptxflow.eval.tune.draws import Believed, Draws, reward_beside
 from ptxflow.eval.tune.endpoint import Endpoint, Recorded
-from ptxflow.eval.tune.knowledge import Entry, Knowledge, Row, from_lines, read, to_lines
+from ptxflow.eval.tune.knowledge import Entry, Knowledge, Row, committed, from_lines, to_lines
 from ptxflow.eval.tune.loop import Limits, Round, Session, Steps, Timed, answered
 from ptxflow.eval.tune.proposer import Asked as Proposal
 from ptxflow.eval.tune.proposer import Model, Tried
@@ -190,7 +183,7 @@ def known_to(folder: Path, base: Knowledge | None, space: RelationSpace, k: int)
     """
     kept = folder / KNOWN
     if not kept.exists():
-        rows = [*read(COMMITTED), *(base.entries() if base else []),
+        rows = [*committed(), *(base.entries() if base else []),
                 *(base.champions() if base else [])]  # fmt: skip
         near = nearest(space, (r for r in rows if isinstance(r, Champion)), k)
         write_whole(kept, to_lines([*(r for r in rows if isinstance(r, Entry)), *near]))

@@ -35,7 +35,6 @@ from ptxflow.eval.study.search.play import Method, play
 from ptxflow.eval.study.search.process import Process
 from ptxflow.eval.study.search.replay import Replay, measured_part, read_replays
 from ptxflow.eval.tune.champions import (
-    COMMITTED,
     Champion,
     axes_of,
     definition_of,
@@ -45,7 +44,7 @@ from ptxflow.eval.tune.champions import (
     observed,
 )
 from ptxflow.eval.tune.gaps import NEAR_PEAK
-from ptxflow.eval.tune.knowledge import read
+from ptxflow.eval.tune.knowledge import committed
 from ptxflow.eval.tune.method import STARTS, Tuner, tuners
 from ptxflow.gfn.inference import SHARPNESS, load_policy, part_log_probs
 
@@ -204,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--workloads", default="", help="only those whose names contain this")
     add("--into", type=Path, metavar="PAGE.md", help="renew the tables of this page, too")
     args = parser.parse_args(argv)
-    rows = [r for r in read(COMMITTED) if isinstance(r, Champion)]
+    rows = [r for r in committed() if isinstance(r, Champion)]
     tables: list[list[str]] = []
     shown = ""
     for device in ("h200", "h100"):

@@ -151,7 +151,7 @@ WINDOW = "q - k < 20 or k < 4"
 @pytest.mark.parametrize(
     ("text", "device", "page", "strategy"),
     [
-        (WINDOW, H200, 0, prefill.strategy(consumers=1)),
+        (WINDOW, H200, 0, prefill.strategy(consumers=1, tile_kv=32)),
         ("q // 64 == k // 64", B200, 0, prefill.strategy(consumers=1, overlap=0, stages=1)),
         pytest.param("q - k < 600", H200, 0, prefill.strategy(tile_kv=128, share=2),
                      marks=pytest.mark.slow),
@@ -166,7 +166,8 @@ def test_attention_under_a_mask_is_right(
     text: str, device: Device, page: int, strategy: Strategy
 ) -> None:
     """Some rows see no key; of one window the first problem is too small."""
-    made, p = glue.attended(Mask.parse(text)), prefill.problem(page)
+    made = glue.attended(Mask.parse(text))
+    p = prefill.problem(page, heads=strategy.share, kv_heads=1)
     kernel = made.compiled(p, strategy, device)
     assert kernel.usage.spill_stores == 0 and kernel.checks
     assert made.emulated(p, strategy, device) == ""
@@ -176,7 +177,8 @@ def test_attention_under_a_mask_is_right(
 
 
 def test_another_mask_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = prefill.problem(), prefill.strategy(consumers=1), H200
+    p = prefill.problem(heads=1, kv_heads=1)
+    given = p, prefill.strategy(consumers=1, tile_kv=32), H200
     for text in ("q - k < 100_000", "k < 0", "q - k < 9000"):
         with pytest.raises(CompileError, match="hides no key, or all"):
             glue.attended(Mask.parse(text)).emulated(*given)
@@ -224,9 +226,9 @@ def test_an_index_map_means_the_same_in_a_kernel(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "width", "mask", "device", "page", "strategy"),
     [
-        (SINK, 3, "", H200, 64, prefill.strategy(consumers=1)),
+        (SINK, 3, "", H200, 64, prefill.strategy(consumers=1, tile_kv=32)),
         ("page % 3", 4, "q - k < 129", B200, 64,
-         prefill.strategy(consumers=1, overlap=0, stages=1)),
+         prefill.strategy(consumers=1, tile_kv=32, overlap=0, stages=1)),
         pytest.param("min(page, 6)", 16, "", H200, 64, prefill.strategy(share=2),
                      marks=pytest.mark.slow),
         pytest.param("(63 - page) % 64", 64, "", H200, 1, prefill.strategy(share=4),
@@ -240,7 +242,8 @@ def test_attention_by_an_index_map_is_right(
 ) -> None:
     """Rings that wrap, with and without a mask; rows that are longer than sequences."""
     found = PageMap.parse(text, width)
-    made, p = glue.attended(Mask.parse(mask) if mask else None, found), prefill.problem(page)
+    made = glue.attended(Mask.parse(mask) if mask else None, found)
+    p = prefill.problem(page, heads=strategy.share, kv_heads=1)
     kernel = made.compiled(p, strategy, device)
     assert kernel.usage.spill_stores == 0 and kernel.checks
     assert made.emulated(p, strategy, device) == ""
@@ -249,7 +252,8 @@ def test_attention_by_an_index_map_is_right(
 
 def test_another_index_map_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong one by its values; one that was not proven, where it leaves the table."""
-    p, rest = prefill.problem(64), (prefill.strategy(consumers=1), H200)
+    p = prefill.problem(64, heads=1, kv_heads=1)
+    rest = prefill.strategy(consumers=1, tile_kv=32), H200
     found = PageMap.parse(SINK, 3)
     with pytest.raises(CompileError, match="keys are packed"):
         glue.attended(None, found).compiled(prefill.problem(), *rest)

@@ -21,6 +21,7 @@ from ptxflow.eval.tune.knowledge import Knowledge, Outcome
 from tests.agents.broken import RIGHT, launch
 from tests.agents.client import Agent, Refused
 from tests.agents.client import agent as started
+from tests.families import gemm
 from tests.families import gqa_prefill as prefill
 
 if TYPE_CHECKING:
@@ -104,7 +105,8 @@ def test_a_strategy_is_lowered(agent: Agent, root: Path) -> None:
 
 
 def test_an_epilogue_is_compiled_or_refused(agent: Agent) -> None:
-    asked = GEMM | {"choices": agent.call("sample", **GEMM, k=1)["strategies"][0]["choices"]}
+    s = gemm.swapped(tile_n=16, consumers=1)
+    asked = GEMM | {"axes": {"M": 16}, "choices": s.to_json()["choices"]}
     found = agent.call("epilogue", **asked, expression="h = acc + bias; max(h, 0.1 * h)")
     assert found["right"] and found["reads"] == ["bias"] and "kernel.ptx" in found["texts"]
     found = agent.call("epilogue", **asked, expression="acc @ bias")
@@ -115,12 +117,16 @@ def test_an_epilogue_is_compiled_or_refused(agent: Agent) -> None:
         agent.call("epilogue", **NORM, choices={}, expression="acc")
 
 
-def test_a_mask_is_compiled_or_refused(agent: Agent) -> None:
-    s = prefill.strategy(consumers=1, overlap=0, stages=1)
-    asked = {
-        "definition": "gqa_ragged_prefill_causal_h32_kv8_d128",
-        "choices": s.to_json()["choices"],
-    }
+def of_one_head(root: Path, page: int) -> str:
+    """The name of a definition of attention, over pages or packed keys."""
+    path = root / f"pages-of-{page}.json"
+    path.write_text(json.dumps(prefill.definition(page, heads=1, kv_heads=1, dim=64)))
+    return path.name
+
+
+def test_a_mask_is_compiled_or_refused(agent: Agent, root: Path) -> None:
+    s = prefill.strategy(consumers=1, tile_kv=32, overlap=0, stages=1)
+    asked = {"definition": of_one_head(root, 0), "choices": s.to_json()["choices"]}
     found = agent.call("mask", **asked, condition="q - k < 24 or k < 4")
     assert found["right"] and not found["usage"]["spill_stores"] and "kernel.ptx" in found["texts"]
     found = agent.call("mask", **asked, condition="q - k < 2.5")
@@ -129,15 +135,15 @@ def test_a_mask_is_compiled_or_refused(agent: Agent) -> None:
         agent.call("mask", **NORM, choices={}, condition="q == k")
 
 
-def test_an_index_map_is_compiled_or_refused(agent: Agent) -> None:
-    s = prefill.strategy(consumers=1, overlap=0, stages=1)
+def test_an_index_map_is_compiled_or_refused(agent: Agent, root: Path) -> None:
+    s = prefill.strategy(consumers=1, tile_kv=32, overlap=0, stages=1)
     asked = {"choices": s.to_json()["choices"], "width": 3}
-    pages = asked | {"definition": "gqa_paged_prefill_causal_h32_kv8_d128_ps64"}
+    pages = asked | {"definition": of_one_head(root, 64)}
     found = agent.call("index_map", **pages, entry="page % 3", condition="q - k < 129")
     assert found["right"] and not found["usage"]["spill_stores"] and "kernel.ptx" in found["texts"]
     found = agent.call("index_map", **pages, entry="page")
     assert found["stage"] == "Refused" and "a sequence has the entries 0 to 2" in found["why"]
-    packed = asked | {"definition": "gqa_ragged_prefill_causal_h32_kv8_d128"}
+    packed = asked | {"definition": of_one_head(root, 0)}
     found = agent.call("index_map", **packed, entry="page % 3")
     assert found["stage"] == "CompileError" and "keys are packed" in found["why"]
 
@@ -239,11 +245,11 @@ def children() -> set[int]:
 def test_a_call_is_told_of_and_cancelled(agent: Agent) -> None:
     agent.call("check_ptx", ptx=RIGHT, launch=launch())
     said: list[str | None] = []
-    slow = {"ptx": ENDLESS, "launch": launch(), "limit": 200_000, "schedules": 1}
+    slow = {"ptx": ENDLESS, "launch": launch(), "limit": 50_000, "schedules": 1}
     agent.ask("check_ptx", slow, lambda done, whole, message: said.append(message))
     assert said[0] == "check_ptx: emulating"
     before = children()
-    assert agent.cancelled("check_ptx", 1.5, **{**slow, "limit": 5_000_000})
+    assert agent.cancelled("check_ptx", 0.5, **{**slow, "limit": 5_000_000})
     agent.call("definitions", like="moe")
     assert children() - before, "the call that was given up has its process no more"
 

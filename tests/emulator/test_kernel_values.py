@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,18 +36,18 @@ DEVICES = ("h200", "b200")
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 5, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
-)
-@pytest.mark.parametrize(
-    ("name", "choices"),
+    ("seed", "name", "choices"),
     [
+        pytest.param(seed, name, choices, marks=[pytest.mark.slow] * (seed != 5 * (i % 2)))
+        for seed in (0, 5, 1, 2, 3) for i, (name, choices) in enumerate((
         ("h200", {"cluster": "2x1", "acc_buffers": 1}),
         ("h200", {"consumers": 2, "tile_m": 256, "epilogue": "direct"}),
         ("b200", {"acc_buffers": 2}),
         ("b200", {"acc_buffers": 2, "cta_group": 2, "cluster": "2x1"}),
         ("b200", {"acc_buffers": 2, "tile_m": 64, "cluster": "1x2", "epilogue": "direct"}),
+        ))
     ],
-)
+)  # fmt: skip
 def test_persistent(
     build: Build, run: Run, name: str, choices: dict[str, int | str], seed: int
 ) -> None:
@@ -200,10 +201,11 @@ def test_a_cache_without_pages_is_not_read() -> None:
 
 @pytest.mark.parametrize(
     "s",
-    [prefill(queries=2, warps=8, parts=parts) for parts in (1, 2, 8)]
-    + [wgmma(tile=32, parts=parts) for parts in (1, 2, 8)],
-    ids=lambda s: f"{s.core}, {s.parts}",
-)
+    [pytest.param(s, id=f"{s.core}, {s.parts}", marks=[pytest.mark.slow] * (s.parts not in quick))
+     for made, quick in ((partial(prefill, queries=2, warps=8), (1, 2)),
+                         (partial(wgmma, tile=32), (8,)))
+     for s in (made(parts=parts) for parts in (1, 2, 8))],
+)  # fmt: skip
 def test_queries_that_see_no_key(s: Strategy) -> None:
     """More queries than keys: the first ones see none, and get zero and minus infinity."""
     p = mla.problem(True, 1, 1, 40, 5, latent=128, rope=64)

@@ -23,12 +23,7 @@ from ptxflow.eval.bench.records import (
     read_records,
     unpack,
 )
-from ptxflow.eval.bench.report import (
-    best_ratios,
-    main,
-    settled,
-    summary,
-)
+from ptxflow.eval.bench.report import best_ratios, main, settled, summary
 from tests.builders import gemm_record
 
 MEASUREMENTS = Path(__file__).parents[2] / "eval" / "measurements"

@@ -188,10 +188,10 @@ def test_workloads_spread_over_the_gpus(
 
 @pytest.mark.usefixtures("rig")
 def test_gpus_do_not_mix_up_the_kernels_of_one_strategy(tmp_path: Path) -> None:
-    chosen = sample_workload(load(NAME), {"M": 6}, H200, count=100).candidates
+    chosen = sample_workload(load(NAME), {"M": 6}, H200, count=50).candidates
     rows = [
         {"definition": NAME, "axes": {"M": m}, **c.strategy.to_json()}
-        for m in (6, 7, 8, 10)
+        for m in (6, 7)
         for c in chosen
         if not c.family.refusals(find_problem(load(NAME), {"M": m})[1], c.strategy, H200)
     ]
@@ -199,7 +199,7 @@ def test_gpus_do_not_mix_up_the_kernels_of_one_strategy(tmp_path: Path) -> None:
     path.write_text(json.dumps(rows))
     assert campaign.main(["--strategies", str(path), "--out", str(out)]) == 0
     assert {r.status for r in read_records(out)} == {"ok"}
-    assert passes(read_records(out)) == {SCREEN: len(rows), REFINE: 4 * (32 + 1)}
+    assert passes(read_records(out)) == {SCREEN: len(rows), REFINE: 2 * (32 + 1)}
     refined = {(r.axes["M"], r.key) for r in read_records(out) if r.timing_pass == REFINE}
     defaults = {row["axes"]["M"]: Strategy.from_json(row).key for row in reversed(rows)}
     assert set(defaults.items()) <= refined  # though the 32 fastest are others
@@ -446,10 +446,7 @@ def test_uniform_samples_are_distinct_and_depend_on_the_seed_alone() -> None:
         (["--axes", "M=1,0"], "axis 'M' must be a positive integer, not '0'"),
         (["--definition", "nothing"], "unknown definition 'nothing'"),
         (["--device", "h900"], "unknown device 'h900'"),
-        (
-            ["--definition", "rmsnorm_h512"],
-            "unknown axis 'M'; the axes are batch_size",
-        ),
+        (["--definition", "rmsnorm_h512"], "unknown axis 'M'; the axes are batch_size"),
         (["--fix", "colour=red"], "no decision 'colour'"),
         (["--strategies", "/nowhere.json"], "/nowhere.json: No such file"),
         (["--workloads", "/nowhere.json"], "/nowhere.json: No such file"),

@@ -19,14 +19,7 @@ from ptxflow.env.tasks.definition import load
 from ptxflow.eval.study.ablation import MEASUREMENTS
 from ptxflow.eval.tune import knowledge, session
 from ptxflow.eval.tune.benches import OnGpu
-from ptxflow.eval.tune.champions import (
-    COMMITTED,
-    Champion,
-    alternating,
-    legal,
-    nearest,
-    of_records,
-)
+from ptxflow.eval.tune.champions import COMMITTED, Champion, alternating, legal, nearest, of_records
 from ptxflow.eval.tune.knowledge import Entry, Knowledge, from_lines, to_lines
 from tests.scripted_gpu import scripted_gpu
 

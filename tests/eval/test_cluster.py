@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -293,8 +295,13 @@ def test_an_address_that_nobody_listens_at_is_one_line(
 # The fault campaign ------------------------------------------------------------------------------
 
 
-def planned(count: int) -> tuple[Any, dict[str, float]]:
-    return faults.plan([faults.TIMES], count)
+@pytest.fixture(scope="module")
+def times(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first lines of the recorded times."""
+    path = tmp_path_factory.mktemp("times") / "t.jsonl"
+    with lzma.open(faults.TIMES) as file:
+        path.write_bytes(b"".join(islice(file, 40)))
+    return path
 
 
 def test_a_cluster_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,13 +326,13 @@ def test_a_share_is_planted_and_stays() -> None:
     assert planted != [faults.fate(n, 0.04, 2) for n in names]
 
 
-def test_more_kernels_than_recorded_are_refused() -> None:
+def test_more_kernels_than_recorded_are_refused(times: Path) -> None:
     with pytest.raises(BadInput, match="not 1000000"):
-        planned(1_000_000)
+        faults.plan([times], 1_000_000)
 
 
-def test_one_gpu_finds_the_fates(tmp_path: Path) -> None:
-    workloads, us = planned(24)
+def test_one_gpu_finds_the_fates(times: Path, tmp_path: Path) -> None:
+    workloads, us = faults.plan([times], 24)
     table = faults.images(us, 0.0, 1, 0.0)
     names = list(table)
     for name, fate in zip(names, ("wrong", "fault"), strict=False):
@@ -339,11 +346,12 @@ def test_one_gpu_finds_the_fates(tmp_path: Path) -> None:
 
 
 def test_what_ends_a_campaign_costs_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, times: Path, tmp_path: Path
 ) -> None:
     breaks = faults.FULL, faults.CUT, faults.CLOCK
     monkeypatch.setattr(faults, "BREAKS", breaks)  # without Dask
-    args = faults.arguments(["--kernels", "24", "--share", "0.1", "--out", str(tmp_path)])
+    given = ["--times", str(times), "--kernels", "24", "--share", "0.1", "--out", str(tmp_path)]
+    args = faults.arguments(given)
     alone, found = faults.broken(args)
     assert all(faults.holds(run, alone) for run in found.values()) and [*found] == [*breaks]
     assert 0 < found[faults.FULL].kills < 24 and 0 < found[faults.CUT].kills < 24
@@ -355,8 +363,8 @@ def test_what_ends_a_campaign_costs_nothing(
     assert "1 lost" in faults.broken_table(alone, {faults.CUT: short})
 
 
-def test_a_lost_record_is_seen() -> None:
-    ok = [r for r in faults.read_records(faults.TIMES) if r.status == "ok"][:4]
+def test_a_lost_record_is_seen(times: Path) -> None:
+    ok = [r for r in faults.read_records(times) if r.status == "ok"][:4]
     whole = faults.Run(tuple(ok), 2.0)
     assert faults.holds(whole, whole)
     assert not faults.holds(faults.Run(tuple(ok[:3]), 2.0), whole)

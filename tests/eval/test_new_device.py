@@ -62,7 +62,7 @@ def test_a_fit_to_measurements_makes_up_for_hidden_constants(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = MEASUREMENTS / "h200-attention-trained.jsonl.xz"
-    argv = ["--device", "h200", "--hidden", "--records", str(file), "--steps", "300", "--folds",
+    argv = ["--device", "h200", "--hidden", "--records", str(file), "--steps", "150", "--folds",
             "2", "--jobs", "1", "--out", str(tmp_path)]  # fmt: skip
     assert new_device.main(argv) == 0
     last = [line.split() for line in capsys.readouterr().out.splitlines() if "gqa_prefill " in line]

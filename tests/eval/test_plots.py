@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -158,18 +158,21 @@ MADE: dict[str, Callable[[], Figure]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def drawn() -> dict[str, Figure]:
-    """Every figure, laid out."""
+#: of quantities over training steps, which one function draws, the first and the last are quick
+SLOW = list(plots.QUANTITIES)[1:-1]
+NAMES = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MADE]
+
+
+@cache
+def drawn(name: str) -> Figure:
+    """A figure, laid out."""
     import matplotlib.pyplot as plt
 
-    out = {}
     with style.style():
-        for name, make in MADE.items():
-            out[name] = make()
-            out[name].draw_without_rendering()
+        figure = MADE[name]()
+        figure.draw_without_rendering()
     plt.close("all")
-    return out
+    return figure
 
 
 def texts(figure: Figure) -> list[Text]:
@@ -207,9 +210,9 @@ def apart(one: Bbox, other: Bbox) -> bool:
     return wide <= 1 or tall <= 1
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_title_says_one_thing_and_axes_have_units(name: str, drawn: dict[str, Figure]) -> None:
-    figure = drawn[name]
+@pytest.mark.parametrize("name", NAMES)
+def test_a_title_says_one_thing_and_axes_have_units(name: str) -> None:
+    figure = drawn(name)
     title = figure.get_suptitle()
     assert any(c.isdigit() for c in title), f"no figure in {title!r}"
     assert title.count("\n") <= 2
@@ -220,9 +223,9 @@ def test_a_title_says_one_thing_and_axes_have_units(name: str, drawn: dict[str, 
     assert named or any(unit in label for label in up for unit in UNITS), up
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_nothing_is_cut_and_no_text_lies_over_another(name: str, drawn: dict[str, Figure]) -> None:
-    figure = drawn[name]
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_cut_and_no_text_lies_over_another(name: str) -> None:
+    figure = drawn(name)
     whole = figure.bbox
     held = [(t, t.get_window_extent()) for t in {id(t): t for t in texts(figure)}.values()]
     for text, box in held:
@@ -232,18 +235,18 @@ def test_nothing_is_cut_and_no_text_lies_over_another(name: str, drawn: dict[str
         assert apart(here, there), f"{one.get_text()!r} over {other.get_text()!r}"
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_legends_stand_beside_the_data(name: str, drawn: dict[str, Figure]) -> None:
-    figure = drawn[name]
+@pytest.mark.parametrize("name", NAMES)
+def test_legends_stand_beside_the_data(name: str) -> None:
+    figure = drawn(name)
     for legend in figure.legends:
         for axes in visible(figure):
             assert apart(legend.get_window_extent(), axes.get_window_extent())
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_the_canvas_is_used(name: str, drawn: dict[str, Figure]) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_the_canvas_is_used(name: str) -> None:
     """Panels and what belongs to them leave no blank third."""
-    figure = drawn[name]
+    figure = drawn(name)
     boxes = [box for a in visible(figure) if (box := a.get_tightbbox()) is not None]
     boxes += [legend.get_window_extent() for legend in figure.legends]
     used = sum(box.width * box.height for box in boxes)
@@ -280,9 +283,9 @@ def test_families_have_colours_that_stay_apart(eye: str) -> None:
     assert min(far.values()) > 20, min(far, key=lambda pair: far[pair])
 
 
-def test_ours_and_the_best_others_stand_out_from_the_rest(drawn: dict[str, Figure]) -> None:
+def test_ours_and_the_best_others_stand_out_from_the_rest() -> None:
     for name in ("gap", "modes", "profile"):
-        told = [t.get_text() for t in drawn[name].legends[0].get_texts()]
+        told = [t.get_text() for t in drawn(name).legends[0].get_texts()]
         assert told == [
             "policy",
             "policy + feedback",
@@ -295,30 +298,28 @@ def test_ours_and_the_best_others_stand_out_from_the_rest(drawn: dict[str, Figur
         ]
 
 
-def test_every_family_has_a_panel_in_its_own_look(drawn: dict[str, Figure]) -> None:
-    panels = visible(drawn["roofline"])
+def test_every_family_has_a_panel_in_its_own_look() -> None:
+    panels = visible(drawn("roofline"))
     assert [a.get_title().partition(":")[0] for a in panels] == list(style.FAMILIES)
     for axes, (colour, _) in zip(panels, style.FAMILIES.values(), strict=True):
         shown = np.asarray(axes.collections[-1].get_facecolor())[0, :3]
         assert shown == pytest.approx(to_rgb(colour))
-    told = " ".join(t.get_text() for t in drawn["roofline"].legends[0].get_texts())
+    told = " ".join(t.get_text() for t in drawn("roofline").legends[0].get_texts())
     peak = DEVICES["h200"].tflops_16bit
     assert f"{peak:,.0f} TFLOP/s in 16 bits" in told and f"{2 * peak:,.0f} TFLOP/s in 8" in told
 
 
-def test_empty_cells_are_explained(drawn: dict[str, Figure]) -> None:
-    matrix, pairs = visible(drawn["transfer"])
+def test_empty_cells_are_explained() -> None:
+    matrix, pairs = visible(drawn("transfer"))
     assert "none of the 32 fastest fits" in matrix.get_title("left")
     assert [t.get_text() for t in matrix.texts].count("\N{EN DASH}") == 1
     assert [t.get_text() for t in pairs.texts] == ["none fits"] * 2
 
 
-@pytest.mark.parametrize("name", [*plots.QUANTITIES, "distance"])
-def test_families_that_train_together_have_panels_apart(
-    name: str, drawn: dict[str, Figure]
-) -> None:
+@pytest.mark.parametrize("name", NAMES[-7:-2])
+def test_families_that_train_together_have_panels_apart(name: str) -> None:
     """A course of one family has no teeth, whatever the families between its steps."""
-    panels = visible(drawn[name])
+    panels = visible(drawn(name))
     assert [a.get_title("left").partition(":")[0] for a in panels] == list(style.FAMILIES)
     if name in ("reward", "entropy", "masked"):
         for axes in panels:
@@ -327,15 +328,15 @@ def test_families_that_train_together_have_panels_apart(
     assert any(line.get_linestyle() == ":" for line in panels[0].lines), "stages are marked"
 
 
-def test_samples_as_fast_as_each_other_stand_apart(drawn: dict[str, Figure]) -> None:
+def test_samples_as_fast_as_each_other_stand_apart() -> None:
     for name in ("samples", "measured samples"):
-        (panel, *_) = visible(drawn[name])
+        (panel, *_) = visible(drawn(name))
         at = panel.collections[0].get_offsets()
         heights = sorted(np.asarray(at)[:8, 1])
         assert min(b - a for a, b in pairwise(heights)) > 0.02
         (above,) = panel.child_axes
         assert above.get_xlabel() == "share of the bandwidth (%)"
-        assert "67% of the bandwidth" in drawn["samples"].get_suptitle()
+        assert "67% of the bandwidth" in drawn("samples").get_suptitle()
 
 
 def test_a_run_too_short_for_a_row_of_its_log_has_no_plots(tmp_path: Path) -> None:

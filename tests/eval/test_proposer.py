@@ -24,14 +24,16 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels.gemm_epilogue import written
 from ptxflow.compiler.kernels.gemm_epilogue.written import Epilogue
 from ptxflow.compiler.kernels.gqa_prefill import mask, page_map
+from ptxflow.env.measurements import write_tables
 from ptxflow.env.relation import RelationSpace, relate
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import Space, StrategySpace
 from ptxflow.env.tasks.arguments import find_device, find_problem, find_space
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval import __main__ as evaluate
+from ptxflow.eval.bench.records import pack, read_records
 from ptxflow.eval.study.search.play import interference, play
-from ptxflow.eval.study.search.replay import read_replays
+from ptxflow.eval.study.search.replay import read_replays, workload_name
 from ptxflow.eval.tune import session
 from ptxflow.eval.tune.endpoint import ChatError, Endpoint, Recorded
 from ptxflow.eval.tune.method import spoken
@@ -46,15 +48,12 @@ PLAYED = (
     "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64 batch_size=3 len_indptr=4 num_kv_indices=102 "
     "num_pages=143 total_q=300"
 )
+ONE_HEAD = {"heads": 1, "kv_heads": 1, "dim": 64}
 Reply = Callable[[BaseHTTPRequestHandler, Mapping[str, Any]], None]
 
 
 def pursue(
-    proposer: Model,
-    space: StrategySpace,
-    judge: Callable[[Strategy], Tried],
-    rounds: int,
-    k: int,
+    proposer: Model, space: StrategySpace, judge: Callable[[Strategy], Tried], rounds: int, k: int
 ) -> list[Tried]:
     """Everything that was tried: proposals are judged and told of, until one is right or after so
     many rounds."""
@@ -130,7 +129,7 @@ def serving(*replies: Reply) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1", asked
     finally:
@@ -230,13 +229,13 @@ def relu(text: str) -> tuple[glue.Glue, Problem, Strategy]:
 def window(text: str) -> tuple[glue.Glue, Problem, Strategy]:
     wanted = mask.Mask.parse("q - k < 20").sees
     made = glue.attended(mask.Mask.parse(text), sees=wanted)
-    return made, prefill.problem(), prefill.strategy(consumers=1)
+    return made, prefill.problem(**ONE_HEAD), prefill.strategy(consumers=1, tile_kv=32)
 
 
 def ring(text: str) -> tuple[glue.Glue, Problem, Strategy]:
     wanted = page_map.PageMap.parse("page % 3", 3)
     made = glue.attended(None, page_map.PageMap.parse(text, 3), entries=wanted)
-    return made, prefill.problem(64), prefill.strategy(consumers=1)
+    return made, prefill.problem(64, **ONE_HEAD), prefill.strategy(consumers=1, tile_kv=32)
 
 
 @pytest.mark.parametrize("part", WRITTEN)
@@ -327,7 +326,9 @@ def test_a_model_plays_in_an_evaluation(
 ) -> None:
     """It is told times as they come, is of no use in the end, and plays again from its transcript
     alone: the same choices, the same tokens; by the rules of play."""
-    (replay,) = [r for r in read_replays([RECORDS]) if r.name == PLAYED]
+    rows = [r for r in read_records(RECORDS) if workload_name(r.definition, r.axes) == PLAYED]
+    write_tables(records := tmp_path / "records.jsonl.xz", pack(rows))
+    (replay,) = read_replays([records])
     space, chosen = replay.space, np.argsort(-replay.times)[[3, 5, 7, 9]]
     foreign = json.dumps({"strategies": [
         space.family.choices(space.strategy(int(space.codes[0])))
@@ -338,7 +339,7 @@ def test_a_model_plays_in_an_evaluation(
                answer(space, *(space.strategy(int(space.codes[i])) for i in chosen[2:])),
                *["no"] * 4]  # fmt: skip
     path, out = tmp_path / "model.jsonl", tmp_path / "out"
-    asked = ["--measurements", str(RECORDS), "--kernels", str(RECORDS), "--workloads", PLAYED,
+    asked = ["--measurements", str(records), "--kernels", str(records), "--workloads", PLAYED,
              "--methods", "uniform", "--seeds", "2", "--budget", "12", "--parts", "none",
              "--jobs", "1", "--transcript", str(path), "--out", str(out)]  # fmt: skip
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)

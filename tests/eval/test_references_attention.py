@@ -140,10 +140,7 @@ def test_gqa_paged(name: str, seed: int) -> None:
         keys, values = ([f64(c)[p, s, g] for p, s in where] for c in (k, v))
         return one_row(f64(q)[row, h], keys, values, 0.4)
 
-    check(
-        unchanged(definition, **inputs),
-        *expect(queries, lengths, heads, dim, attend_row),
-    )
+    check(unchanged(definition, **inputs), *expect(queries, lengths, heads, dim, attend_row))
 
 
 @pytest.mark.parametrize("name", GQA_RAGGED)
@@ -163,10 +160,7 @@ def test_gqa_ragged(name: str) -> None:
         keys_of, values_of = ([f64(x)[t, g] for t in rows] for x in (k, v))
         return one_row(f64(q)[row, h], keys_of, values_of, 0.3)
 
-    check(
-        unchanged(definition, **inputs),
-        *expect(queries, keys, heads, dim, attend_row),
-    )
+    check(unchanged(definition, **inputs), *expect(queries, keys, heads, dim, attend_row))
 
 
 @pytest.mark.parametrize("name", MLA_PAGED)
@@ -191,10 +185,7 @@ def test_mla_paged(name: str) -> None:
         query = np.concatenate([f64(q_nope)[row, h], f64(q_pe)[row, h]])
         return one_row(query, keys, values, 0.3)
 
-    check(
-        unchanged(definition, **inputs),
-        *expect(queries, lengths, heads, dim, attend_row),
-    )
+    check(unchanged(definition, **inputs), *expect(queries, lengths, heads, dim, attend_row))
 
 
 @pytest.mark.parametrize("name", SPARSE)

@@ -19,15 +19,7 @@ from ptxflow.eval.sample.solution import SolutionError, main, read_solution, sol
 from tests.builders import refused
 from tests.house import named
 from tests.library.fake import FakeDevice, FakeLibrary
-from tests.library.made import (
-    AFFINE,
-    AFFINE_LAUNCH,
-    FILES,
-    GEMM,
-    KERNELS,
-    contents,
-    one_member,
-)
+from tests.library.made import AFFINE, AFFINE_LAUNCH, FILES, GEMM, KERNELS, contents, one_member
 
 
 def imported(

@@ -158,7 +158,7 @@ def test_without_a_profile_the_loop_goes_on_by_floors(
         ncu.write_text(f"#!/bin/sh\n{NCU[name][0]}\n")
         ncu.chmod(0o755)
     monkeypatch.setattr(counters, "START", 1.0)
-    assert played(gpu / "s", "--profiler", str(ncu)) == 0
+    assert played(gpu / "s", "--starts", "4", "--budget", "6", "--profiler", str(ncu)) == 0
     state = json.loads((gpu / "s" / "session.json").read_text())
     assert NCU.get(name, ("", "No such file"))[1] in state["profiler"]
     assert {r["gaps"]["source"] for r in state["rounds"]} == {"floors"}
@@ -181,7 +181,7 @@ def test_a_branch_that_hangs_or_faults_is_passed_over(
             yield found
 
     monkeypatch.setattr(session, "open_measurers", brief)
-    assert played(tmp_path / "s", "--budget", "48") == 0
+    assert played(tmp_path / "s", "--budget", "24") == 0
     records = read_records(tmp_path / "s" / "records.jsonl")
     assert {"ok", "hang", "fault"} <= {r.status for r in records}
     champion = json.loads((tmp_path / "s" / "session.json").read_text())["champion"]["key"]
@@ -193,7 +193,7 @@ def test_sessions_side_by_side_share_a_gpu_and_their_knowledge(gpu: Path) -> Non
     rows = [{"definition": "gemm_n256_k7168", "axes": {"M": m}} for m in (64, 1063)]
     listed = gpu / "workloads.json"
     listed.write_text(json.dumps(rows))
-    common = ["--budget", "12", "--profiler", "no", "--rivals", "6"]
+    common = ["--starts", "4", "--budget", "8", "--profiler", "no", "--rivals", "4"]
     base = gpu / "moves.sqlite"
     both = ["--workloads", str(listed), "--state", str(gpu / "both"), "--knowledge", str(base)]
     assert session.main([*both, *common]) == 0

@@ -169,7 +169,7 @@ ROW = Row(
         )
         for d in (H200, B200)
         for m in (200, 1)
-        for n in (2, 12)
+        for n in (1, 12)
     ),
     planted=(
         Planted(

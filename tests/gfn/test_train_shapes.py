@@ -97,7 +97,7 @@ def test_a_stream_renews_the_workloads_of_a_training() -> None:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workloads, and questions to the model."""
-    monkeypatch.setitem(PRESETS, "shapes", replace(PRESETS["shapes"], shapes=12))
+    monkeypatch.setitem(PRESETS, "shapes", replace(PRESETS["shapes"], shapes=6))
     monkeypatch.setattr(hints, "SEARCH", Search(drawn=200, rounds=2, kept=8))
 
 

@@ -302,8 +302,7 @@ def test_every_barrier_of_a_sort_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"),
-    [("ld_global", 2), ("copy_async", 8), ("copies_arrive", 1), ("mbar_wait", 2)],
+    ("name", "count"), [("ld_global", 2), ("copy_async", 8), ("copies_arrive", 1), ("mbar_wait", 2)]
 )
 def test_statements_of_lists_are_needed(name: str, count: int) -> None:
     """Entries as warps that multiply load them, rows, and the order between them and readers."""

@@ -254,10 +254,7 @@ def empty_tiles(broken: bool) -> Replay:
     last = when(k.eq(steps - 1), commit) if broken else None
     issue = [loop(k, steps, *fill, *ready, multiply, last), None if broken else commit]
     work = [at.mbar_wait(slot(done), 0), at.tcgen05_fence_after()]
-    both = (
-        role(Role("issuer", 4, 1, elected=True), issue),
-        role(Role("epilogue", 0, 4), work),
-    )
+    both = (role(Role("issuer", 4, 1, elected=True), issue), role(Role("epilogue", 0, 4), work))
     trips = [Trip("two steps", (("steps", 2),)), Trip("no steps", (("steps", 0),))]
     return block(B200, (full, done, a, b, d), *both, warps=5), trips, B200
 

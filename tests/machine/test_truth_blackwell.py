@@ -101,15 +101,7 @@ def test_mma_reads_to_tma_refill(o: Options) -> UOp:
         load(A, FULL),
         load(B, FULL),
     ]
-    body: list[Body] = [
-        OPERANDS,
-        mma(D, A, B),
-        free,
-        refill,
-        wait(FULL, 1),
-        AFTER,
-        mma(D, A, B, 1),
-    ]
+    body: list[Body] = [OPERANDS, mma(D, A, B), free, refill, wait(FULL, 1), AFTER, mma(D, A, B, 1)]
     last = readers(wait(DONE), AFTER)
     return block(B200, (spare, *STORAGE), issuer(*body, commit(DONE)), last, warps=5)
 
@@ -290,12 +282,7 @@ def test_pair_release_of_the_accumulator(o: Options) -> UOp:
     """The odd CTA's epilogue releases through tcgen05's own fences; a relaxed arrive carries it."""
     free = mbar("free", 1, 256)
     arrive = at.mbar_arrive_peer(slot(free), 0, order="release" if o.release else "relaxed")
-    again: list[Body] = [
-        wait(free),
-        *o("after", AFTER),
-        mma(D, A, B, group=2),
-        commit(DONE, 2, 3),
-    ]
+    again: list[Body] = [wait(free), *o("after", AFTER), mma(D, A, B, group=2), commit(DONE, 2, 3)]
     first: list[Body] = [wait(FULL), AFTER, mma(D, A, B, group=2), commit(DONE, 2, 3)]
     work: list[Body] = [
         when(CTA_RANK.eq(0), expect(FULL, 4 * TILE)), pair_load(A), pair_load(B),

@@ -187,9 +187,5 @@ def test_two_pairs_of_warps_at_one_named_barrier(o: Options) -> UOp:
         *o("after", at.named_sync(id=3, threads=128)),
     ]
     return block(
-        H200,
-        (),
-        role(Role("first", 0, 2), *first),
-        role(Role("second", 2, 2), *second),
-        warps=4,
+        H200, (), role(Role("first", 0, 2), *first), role(Role("second", 2, 2), *second), warps=4
     )

@@ -89,10 +89,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def kernels() -> dict[str, bytes]:
-    return {
-        "sm_90a": cubin("sm_90a", LOAD + WGMMA),
-        "sm_100a": cubin("sm_100a", LOAD + TCGEN05),
-    }
+    return {"sm_90a": cubin("sm_90a", LOAD + WGMMA), "sm_100a": cubin("sm_100a", LOAD + TCGEN05)}
 
 
 def test_every_signature_matches_its_own_examples() -> None:

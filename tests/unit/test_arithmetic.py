@@ -33,10 +33,7 @@ NUMPY: dict[str, Callable[[np.uint32, np.uint32], np.uint32]] = {
     "eq": lambda a, b: np.uint32(a == b),
     "ne": lambda a, b: np.uint32(a != b),
 }
-LEAVES = st.one_of(
-    WORD.map(const),
-    st.sampled_from([const(1, "n"), param("p"), CTAID, WARP, LANE]),
-)
+LEAVES = st.one_of(WORD.map(const), st.sampled_from([const(1, "n"), param("p"), CTAID, WARP, LANE]))
 VALUES = st.recursive(
     LEAVES,
     lambda below: st.builds(alu, st.sampled_from(sorted({*NUMPY} - {"div", "rem"})), below, below)

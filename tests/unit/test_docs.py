@@ -37,12 +37,7 @@ from tests.families.gemm import H200, build, strategy
 ROOT = Path(__file__).resolve().parents[2]
 README, COMPILER = ROOT / "README.md", ROOT / "compiler" / "README.md"
 ROOMS = [ROOT / folder / "README.md" for folder in ("compiler", "env", "gfn", "eval")]
-PAGES = [
-    README,
-    *ROOMS,
-    *sorted(ROOT.glob("docs/*.md")),
-    *sorted(ROOT.glob("eval/results/*.md")),
-]
+PAGES = [README, *ROOMS, *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("eval/results/*.md"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 each_room = pytest.mark.parametrize("page", ROOMS, ids=lambda p: p.parent.name)
 

@@ -12,12 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ptxflow.compiler.layout import (
-    LayoutError,
-    SmemTile,
-    descriptor_blackwell,
-    descriptor_hopper,
-)
+from ptxflow.compiler.layout import LayoutError, SmemTile, descriptor_blackwell, descriptor_hopper
 
 ATOM_LINES = {32: 1, 64: 3, 128: 7}  # which bits of the 128-byte line number move the chunk
 HOPPER_WIDTH = {1: 128, 2: 64, 3: 32}
