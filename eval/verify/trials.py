@@ -38,14 +38,15 @@ Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
 class Attempt:
     """A problem and how it is run: under the schedule of `seed`, CTAs along x (`blocks`), and how
     many clusters of each launch (`some`; 0, or none: all); `absent`: without optional inputs;
-    `sums`: what the first launch leaves."""
+    `sums`: what the first launch leaves; `sequences`: queries and keys of each."""
 
     problem: Problem
     seed: int = 0
-    blocks: int | None = None
+    blocks: int | tuple[int, ...] | None = None
     some: tuple[int, ...] = ()
     absent: bool = False
     sums: PartialSums | None = None
+    sequences: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
@@ -56,14 +57,20 @@ class Attempt:
     @property
     def case(self) -> Case:
         """Inputs and right outputs; to be copied, not written."""
-        return prepared_case(self.problem, self.absent, self.sums)
+        return prepared_case(self.problem, self.absent, self.sums, self.sequences)
 
 
 @lru_cache(maxsize=16)
-def prepared_case(problem: Problem, absent: bool, given: PartialSums | None = None) -> Case:
+def prepared_case(
+    problem: Problem, absent: bool, given: PartialSums | None = None,
+    sequences: tuple[tuple[int, int], ...] = (),
+) -> Case:  # fmt: skip
     """Of a problem; of its second launch alone, where sums are given."""
     if given:
         return sums.case(problem, given)
+    if sequences:
+        queries, lengths = zip(*sequences, strict=True)
+        return case_of(problem, queries=queries, lengths=lengths)
     return case_of(problem, given=False) if absent else case_of(problem)
 
 
@@ -276,7 +283,7 @@ def _sized(problem: Problem, axes: Mapping[str, int]) -> Problem:
 def attempts_of(shape: Problem, sizes: Sequence[Size]) -> Iterator[Attempt]:
     for i, size in enumerate(sizes):
         sized = _sized(shape, size.axes)
-        yield Attempt(sized, i % 2, size.blocks, size.some, size.absent, size.sums)
+        yield Attempt(sized, i % 2, size.blocks, size.some, size.absent, size.sums, size.sequences)
 
 
 def shape_of(
