@@ -18,6 +18,7 @@ from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify import emulation, trials
 from ptxflow.eval.verify.cases import case_of
+from ptxflow.eval.verify.cases.case import stored
 from ptxflow.eval.verify.draws import draw_families
 from ptxflow.eval.verify.emulation import cached_emulation, run_emulation
 from ptxflow.eval.verify.results import read
@@ -123,6 +124,18 @@ ASKED = ["--definition", "gemm_n128_k2048", "--axes", "M=17", "--jobs", "1", "--
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_number_that_is_none_is_told_from_what_was_there(dtype: str) -> None:
+    """Where some clusters run, and what nobody wrote is passed over."""
+    dev, _, s = CASES[0]
+    small = family(s.family).trial(problem_for(s), s, dev).problem
+    case = case_of(replace(small, dtype=dtype))
+    left = case.tensors["C"].copy()
+    assert not trials.differences(case, {"C": left}, {})
+    left[0, 0] = stored(np.full(1, np.nan), dtype)[0]
+    assert trials.differences(case, {"C": left}, {}).startswith("1 of ")
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "verify.json"
     assert main([*ASKED, "--samples", "2", "--mutants", "3", "--out", str(out)]) == 0

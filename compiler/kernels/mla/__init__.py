@@ -229,7 +229,8 @@ def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
     less, and these are one part less."""
     tiles = range(k.cut, max(0, k.cut - loads), -1)
     rows = ((3, 0), *((k.queries, (n - 1) * k.tile + 1) for n in tiles))
-    keys = sum(n for _, n in rows)
+    page = p["page_size"]
+    keys = page * sum(-(-n // page) for _, n in rows)
     return Size(sized(p, len(rows), sum(n for n, _ in rows), keys), sequences=rows)
 
 

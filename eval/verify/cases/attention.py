@@ -85,10 +85,9 @@ def choose(
     rng = np.random.default_rng([seed, count, total])
     if lengths is None:
         idle = int(seed % 2 and page > 1 and count > 2 and total > 1)  # a page without a token
-        alone = (
-            page == 1 and asked is None and count > total
-        )  # tokens, in which heads do not differ
-        pages = _uneven(count, total - idle, rng, total // 3 if alone else total)
+        # where a sequence has one token, its heads do not differ
+        few = page == 1 and asked is None and count > total
+        pages = _uneven(count, total - idle, rng, max(1, total // 3) if few else total)
         keys = _fill(pages, page, asked, rng)
         if "head_dim_ckv" in axes and count == 2 and total * page > 2 * UNLIKE:
             keys = _two(total, page)

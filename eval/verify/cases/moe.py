@@ -116,7 +116,7 @@ def _routing(
         drawn[:, mine] = rng.uniform(1, 3, (tokens, len(mine)))
         for number, expert in enumerate(others):
             drawn[turn != number, expert] += 2 * AWAY
-        drawn[np.ix_(~served, mine)] = away
+        drawn[np.ix_(~served, np.asarray(mine, np.int64))] = away
         drawn[:ties] -= 2.0 * (drawn[:ties] > 1.0)
         for token in range(ties):
             drawn[token, best[[token, GROUPS - 1]]] = HIGH
