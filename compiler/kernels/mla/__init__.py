@@ -224,10 +224,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
 
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
-    """Sequences behind some queries without keys, one tile of queries each: of as many parts as
-    there can be, of one less, and so on, so that last ones have any place among `loads`; a key
-    less, and these are one part less."""
-    tiles = range(k.cut, max(0, k.cut - loads), -1)
+    """Sequences behind some queries without keys, one tile of queries each: of two parts and more,
+    so that last ones have any place among `loads`; a key less, and these are one part less."""
+    tiles = range(min(k.cut, loads + 1), 1, -1)
     rows = ((3, 0), *((k.queries, (n - 1) * k.tile + 1) for n in tiles))
     page = p["page_size"]
     keys = page * sum(-(-n // page) for _, n in rows)
