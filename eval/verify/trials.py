@@ -32,6 +32,7 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 FEW = 3, 12, 0  # clusters of each launch of a brief run; all, where these leave a gap
 INSTRUCTIONS = 3_000_000  # of warps, after which no problem is begun for the rest to be covered
 Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
+Row = tuple[int, int]  # queries and keys of a sequence
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Attempt:
     some: tuple[int, ...] = ()
     absent: bool = False
     sums: PartialSums | None = None
-    sequences: tuple[tuple[int, int], ...] = ()
+    sequences: tuple[Row, ...] = ()
 
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
@@ -57,21 +58,16 @@ class Attempt:
     @property
     def case(self) -> Case:
         """Inputs and right outputs; to be copied, not written."""
-        return prepared_case(self.problem, self.absent, self.sums, self.sequences)
+        return prepared_case(self.problem, self.absent, self.sums, *self.sequences)
 
 
 @lru_cache(maxsize=16)
-def prepared_case(
-    problem: Problem, absent: bool, given: PartialSums | None = None,
-    sequences: tuple[tuple[int, int], ...] = (),
-) -> Case:  # fmt: skip
+def prepared_case(problem: Problem, absent: bool, made: PartialSums | None, *rows: Row) -> Case:
     """Of a problem; of its second launch alone, where sums are given."""
-    if given:
-        return sums.case(problem, given)
-    if sequences:
-        queries, lengths = zip(*sequences, strict=True)
-        return case_of(problem, queries=queries, lengths=lengths)
-    return case_of(problem, given=False) if absent else case_of(problem)
+    if made:
+        return sums.case(problem, made)
+    given = dict(zip(("queries", "lengths"), zip(*rows, strict=True), strict=False))
+    return case_of(problem, **given, **{"given": False} if absent else {})
 
 
 @dataclass
@@ -262,7 +258,7 @@ def cover(
 
 def _floats(problem: Problem) -> bool:
     """Whether what comes of data that is not there shows in the outputs: as no number."""
-    case = prepared_case(problem, False)
+    case = prepared_case(problem, False, None)
     return all(plain(case.tensors[name]).dtype.kind == "f" for name in case.expected)
 
 

@@ -228,8 +228,7 @@ def _kept(shape: Problem, row: dict[str, Any]) -> Known:
     given = row["attempt"] | {"problem": replace(shape, axes=tuple(row["axes"].items()))}
     given["some"] = tuple(given["some"])
     given["sequences"] = tuple(map(tuple, given["sequences"]))
-    if isinstance(given["blocks"], list):
-        given["blocks"] = tuple(given["blocks"])
+    given["blocks"] = tuple(b) if isinstance(b := given["blocks"], list) else b
     if given["sums"]:
         given["sums"] = PartialSums(given["sums"]["chunk"], tuple(given["sums"]["tokens"]))
     return Known(Attempt(**given), row["instructions"], row["data"])

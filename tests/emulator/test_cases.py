@@ -275,16 +275,14 @@ def test_tokens_choose_among_any_number_of_local_experts(local: int) -> None:
 
 
 def test_every_lane_has_an_expert_with_tokens_and_every_warp_a_token() -> None:
-    """Of the problems together that a mixture of experts is emulated on; what is summed up there of
-    the largest is what tokens with local experts come to."""
-    given = experts(), of_experts(route="joined")
+    """Of all problems of a mixture of experts; whose sums are emulated has one in the largest."""
     seen, warps = np.zeros(32, bool), set[int]()
-    for size in family("moe").trials(*given, H200).sizes:
+    for size in family("moe").trials(experts(), of_experts(route="joined"), H200).sizes:
         tokens = size.axes["seq_len"]
         case = case_of(experts(tokens, **SMALL | {"local": 32}))
-        logits, bias = (case.tensors[f"routing_{name}"] for name in ("logits", "bias"))
-        first = int(case.arguments.scalars["local_expert_offset"])
-        own = shares(logits, plain(bias))[:, first : first + 32] > 0
+        share = shares(case.tensors["routing_logits"], plain(case.tensors["routing_bias"]))
+        first = case.arguments.scalars["local_expert_offset"] or 0
+        own = np.roll(share, -int(first), 1)[:, :32] > 0
         seen |= own.any(0)
         if size.some:
             summed = np.linspace(0, tokens - 1, size.some[-1]).round().astype(int)

@@ -201,7 +201,7 @@ def test_what_small_indices_hide_is_found(name: str, monkeypatch: pytest.MonkeyP
 
 
 #: (problem, strategy, what is changed, in which statement, which of those)
-ONE_MORE = {
+ONE_MORE: dict[str, tuple[Any, ...]] = {
     "a tile of queries that begins a token earlier": (
         gqa_prefill.problem(), gqa_prefill.strategy(share=2, stages=1, overlap=0),
         "64 to 63 in mul in parity", "mbar_wait(v_full)", 0,

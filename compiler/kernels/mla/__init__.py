@@ -228,9 +228,8 @@ def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
     so that last ones have any place among `loads`; a key less, and these are one part less."""
     tiles = range(min(k.cut, loads + 1), 1, -1)
     rows = ((3, 0), *((k.queries, (n - 1) * k.tile + 1) for n in tiles))
-    page = p["page_size"]
-    keys = page * sum(-(-n // page) for _, n in rows)
-    return Size(sized(p, len(rows), sum(n for n, _ in rows), keys), sequences=rows)
+    asked, pages = sum(n for n, _ in rows), sum(-(-n // p["page_size"]) for _, n in rows)
+    return Size(sized(p, len(rows), asked, pages * p["page_size"]), sequences=rows)
 
 
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:

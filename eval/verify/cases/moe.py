@@ -70,10 +70,9 @@ def _values(rng: np.random.Generator, *shape: int) -> Values:
     return np.asarray(pool[rng.integers(0, POOL, shape, np.uint16)])
 
 
-def _weights(rng: np.random.Generator, used: list[int], local: int, *shape: int) -> Values:
-    out = np.full((local, *shape), NAN, np.uint8)
-    for expert in used:
-        out[expert] = _values(rng, *shape)
+def _weights(rng: np.random.Generator, used: list[int], *shape: int) -> Values:
+    out = np.full(shape, NAN, np.uint8)
+    out[used] = _values(rng, len(used), *shape[1:])
     return out
 
 
@@ -103,10 +102,9 @@ def _routing(
     rounded = stored(bias, "bfloat16")
     ties = min(GROUPS - 1, tokens // 4) if len(best) == GROUPS else 0
     ranks = RANKS if routing == SPREAD and len(around) and 16 < tokens <= MANY else 0
-    served = np.isin(np.arange(tokens), np.linspace(0, tokens - 1, SPACED).round())
-    if tokens <= MANY:
-        served = np.arange(tokens) % 9 != ties % 9
-        served[:ties] = True
+    served = (numbers := np.arange(tokens)) % 9 != ties % 9
+    if tokens > MANY:
+        served = np.isin(numbers, np.linspace(0, tokens - 1, SPACED).round())
     others = [e for e in live if many and e != near[0]]
     turn = np.cumsum(served) % max(1, len(others))
     logits = np.zeros((tokens, count), np.float32)
