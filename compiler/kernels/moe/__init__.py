@@ -181,14 +181,15 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     def size(tokens: int, *some: int) -> Size:
         axes, ctas = dict(p.at(**shapes[0], seq_len=tokens).axes), [CTAS, CTAS]
         if not s.persistent:  # as many as have a tile, and some that have none
-            tiles = 2 * CHOSEN + 2 * tokens // int(s.tile_t)
+            few = tokens if tokens <= MANY else SPACED
+            tiles = CHOSEN * (1 + (tokens > MANY)) + 2 * few // int(s.tile_t) + 1
             ctas = [tiles * g.n // g.tile_w for g in products(p.at(**axes), s, device)]
         return Size({"seq_len": tokens}, (*before, *ctas), some)
 
     sizes = (
         size(WORD - 1),
-        size(1 + (SPACED - 1) * apart, *before, 0, 0, SPACED),
         size(max(60, int(s.tile_t) * 5 // 4 + 4)),
+        size(1 + (SPACED - 1) * apart, *before, 0, 0, SPACED),
     )
     return Trials(tuple(shapes), sizes)
 
