@@ -266,7 +266,7 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
             ("tokens of the last, and the first", "2147483648 to -2147483647", "ballot(p_t", 0),
             ("an expert that is a lane's fifth", "4 to 3 in add in yes", "either(p_t", 0),
             ("rows behind the third warp's", "3 to 1 in lt in inside", "either(p_t", 0),
-            ("stages of a second tile", "steps = 7 to 0 in mul in stage of a", "wgmma(u_t", 0),
+            ("stages of a second tile", "to 0 in mul in stage of a", "wgmma(u_t", 1),
         )
     },
     "heads of a sequence in one chunk": (
