@@ -306,16 +306,18 @@ class PartialSums:
 class Size:
     """Axes of an emulation problem, laid over those of the first one.
 
-    `blocks` (CTAs along x) replaces the grid's; of `some` clusters of each launch alone, spread
-    over the grid (-n: the first n; 0, or no more: all), what they write is compared. `absent`:
-    optional inputs are not given. `sums`: the second launch alone, on these.
+    `blocks` (CTAs along x) replaces the grid's, of the first launch or of each (0: its own); of
+    `some` clusters of each launch alone, spread over the grid (-n: the first n; 0, or no more:
+    all), what they write is compared. `absent`: optional inputs are not given. `sums`: the second
+    launch alone, on these. `sequences`: queries and keys of each, where a case has some.
     """
 
     axes: Mapping[str, int]
-    blocks: int | None = None
+    blocks: int | tuple[int, ...] | None = None
     some: tuple[int, ...] = ()
     absent: bool = False
     sums: PartialSums | None = None
+    sequences: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

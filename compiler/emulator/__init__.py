@@ -53,7 +53,7 @@ def emulate(
     *,
     seed: int = 0,
     some: Sequence[int] = (),
-    grid: int | None = None,
+    grid: int | Sequence[int] | None = None,
     arguments: Arguments = NO_ARGUMENTS,
     limit: int = 0,
     before: Collection[str] = (),
@@ -81,9 +81,11 @@ def emulate(
         if w.name not in tensors
     }
     whole, known = Report(), {**tensors, **space}
+    grids = (grid,) if isinstance(grid, int) else grid or ()
     for i, step in enumerate(launch.steps[first:], first):
         program = Program(parse(ptx, step.entry))
-        machine = Machine(program, step, known, axes, seed, None if i else grid, arguments, limit)
+        ctas = grids[i] if i < len(grids) else 0
+        machine = Machine(program, step, known, axes, seed, ctas, arguments, limit)
         machine.banks = banks
         if before and not i:
             machine.races.depend([machine.memory.named[name].shadow for name in before])

@@ -49,7 +49,7 @@ class Machine(Grid):
         tensors: Mapping[str, Array],
         axes: Mapping[str, int],
         seed: int,
-        grid: int | None,
+        grid: int,
         arguments: Arguments,
         limit: int = 0,
         block: tuple[int, int, int] | None = None,
@@ -60,7 +60,7 @@ class Machine(Grid):
         self.program, self.coverage = program, program.coverage
         self.local_bytes = program.local_bytes
         x, y, z = (evaluate(side, axes) for side in launch.grid)
-        self.grid = (x if grid is None else grid, y, z)
+        self.grid = (grid or x, y, z)
         self.cluster_size = math.prod(launch.cluster)
         self.shared_bytes = program.static_shared + launch.smem_bytes
         self._check_launch(axes)

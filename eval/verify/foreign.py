@@ -114,7 +114,7 @@ class ForeignMachine(Machine):
     ):
         self.given = given
         launch, block = given.launch, given.block
-        super().__init__(program, launch, words, {}, seed, None, NO_ARGUMENTS, limit, block)
+        super().__init__(program, launch, words, {}, seed, 0, NO_ARGUMENTS, limit, block)
         for buffer in given.buffers:
             if buffer.blank:
                 self.memory.named[buffer.name].shadow.begin_blank()

@@ -32,20 +32,22 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, plain
 FEW = 3, 12, 0  # clusters of each launch of a brief run; all, where these leave a gap
 INSTRUCTIONS = 3_000_000  # of warps, after which no problem is begun for the rest to be covered
 Masks = dict[str, NDArray[np.bool_]]  # of elements, by tensor
+Row = tuple[int, int]  # queries and keys of a sequence
 
 
 @dataclass(frozen=True)
 class Attempt:
     """A problem and how it is run: under the schedule of `seed`, CTAs along x (`blocks`), and how
     many clusters of each launch (`some`; 0, or none: all); `absent`: without optional inputs;
-    `sums`: what the first launch leaves."""
+    `sums`: what the first launch leaves; `sequences`: queries and keys of each."""
 
     problem: Problem
     seed: int = 0
-    blocks: int | None = None
+    blocks: int | tuple[int, ...] | None = None
     some: tuple[int, ...] = ()
     absent: bool = False
     sums: PartialSums | None = None
+    sequences: tuple[Row, ...] = ()
 
     def __str__(self) -> str:
         axes = " ".join(f"{n}={v}" for n, v in self.problem.axes)
@@ -56,15 +58,16 @@ class Attempt:
     @property
     def case(self) -> Case:
         """Inputs and right outputs; to be copied, not written."""
-        return prepared_case(self.problem, self.absent, self.sums)
+        return prepared_case(self.problem, self.absent, self.sums, *self.sequences)
 
 
 @lru_cache(maxsize=16)
-def prepared_case(problem: Problem, absent: bool, given: PartialSums | None = None) -> Case:
+def prepared_case(problem: Problem, absent: bool, made: PartialSums | None, *rows: Row) -> Case:
     """Of a problem; of its second launch alone, where sums are given."""
-    if given:
-        return sums.case(problem, given)
-    return case_of(problem, given=False) if absent else case_of(problem)
+    if made:
+        return sums.case(problem, made)
+    given = dict(zip(("queries", "lengths"), zip(*rows, strict=True), strict=False))
+    return case_of(problem, **given, **{"given": False} if absent else {})
 
 
 @dataclass
@@ -255,7 +258,7 @@ def cover(
 
 def _floats(problem: Problem) -> bool:
     """Whether what comes of data that is not there shows in the outputs: as no number."""
-    case = prepared_case(problem, False)
+    case = prepared_case(problem, False, None)
     return all(plain(case.tensors[name]).dtype.kind == "f" for name in case.expected)
 
 
@@ -276,7 +279,7 @@ def _sized(problem: Problem, axes: Mapping[str, int]) -> Problem:
 def attempts_of(shape: Problem, sizes: Sequence[Size]) -> Iterator[Attempt]:
     for i, size in enumerate(sizes):
         sized = _sized(shape, size.axes)
-        yield Attempt(sized, i % 2, size.blocks, size.some, size.absent, size.sums)
+        yield Attempt(sized, i % 2, size.blocks, size.some, size.absent, size.sums, size.sequences)
 
 
 def shape_of(

@@ -227,6 +227,8 @@ def _entries(text: str) -> dict[str, str]:
 def _kept(shape: Problem, row: dict[str, Any]) -> Known:
     given = row["attempt"] | {"problem": replace(shape, axes=tuple(row["axes"].items()))}
     given["some"] = tuple(given["some"])
+    given["sequences"] = tuple(map(tuple, given["sequences"]))
+    given["blocks"] = tuple(b) if isinstance(b := given["blocks"], list) else b
     if given["sums"]:
         given["sums"] = PartialSums(given["sums"]["chunk"], tuple(given["sums"]["tokens"]))
     return Known(Attempt(**given), row["instructions"], row["data"])

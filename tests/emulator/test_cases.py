@@ -13,6 +13,7 @@ import torch
 
 from ptxflow.compiler.emulator.values import decode, e4m3_bits
 from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.references import load_reference
 from ptxflow.eval.bench.references.gdn import gdn_decode, gdn_prefill
@@ -27,6 +28,8 @@ from tests.families import dsa_indexer, gemm_fp8, rmsnorm
 from tests.families.gdn_decode import problem as step
 from tests.families.gdn_prefill import problem as packed
 from tests.families.moe import problem as experts
+from tests.families.moe import strategy as of_experts
+from tests.given import H200
 from tests.reference_check import as_torch
 
 GQA = {"num_qo_heads": 4, "num_kv_heads": 2, "head_dim": 64}
@@ -269,6 +272,23 @@ def test_tokens_choose_among_any_number_of_local_experts(local: int) -> None:
     scores = 1 / (1 + np.exp(-made["routing_logits"].astype(float))) + plain(made["routing_bias"])
     groups = np.sort(scores.reshape(58, 8, 32), -1)[..., -2:].sum(-1)
     assert (np.diff(np.sort(groups, -1))[:, 3] > 1e-4).all()
+
+
+def test_every_lane_has_an_expert_with_tokens_and_every_warp_a_token() -> None:
+    """Of all problems of a mixture of experts; whose sums are emulated has one in the largest."""
+    seen, warps = np.zeros(32, bool), set[int]()
+    for size in family("moe").trials(experts(), of_experts(route="joined"), H200).sizes:
+        tokens = size.axes["seq_len"]
+        case = case_of(experts(tokens, **SMALL | {"local": 32}))
+        share = shares(case.tensors["routing_logits"], plain(case.tensors["routing_bias"]))
+        first = case.arguments.scalars["local_expert_offset"] or 0
+        own = np.roll(share, -int(first), 1)[:, :32] > 0
+        seen |= own.any(0)
+        if size.some:
+            summed = np.linspace(0, tokens - 1, size.some[-1]).round().astype(int)
+            assert np.flatnonzero(own.any(1)).tolist() == summed.tolist()
+            warps |= set(summed // 32 % 32)
+    assert seen.all() and len(warps) == 32
 
 
 def test_moe_is_the_reference() -> None:

@@ -201,7 +201,7 @@ def test_what_small_indices_hide_is_found(name: str, monkeypatch: pytest.MonkeyP
 
 
 #: (problem, strategy, what is changed, in which statement, which of those)
-ONE_MORE = {
+ONE_MORE: dict[str, tuple[Any, ...]] = {
     "a tile of queries that begins a token earlier": (
         gqa_prefill.problem(), gqa_prefill.strategy(share=2, stages=1, overlap=0),
         "64 to 63 in mul in parity", "mbar_wait(v_full)", 0,
@@ -255,6 +255,28 @@ ONE_MORE = {
             "32 to 31 in div in index", "32 to 64 in div in index", "16 to 32 in mul in index"
         )
     },
+    **{
+        f"of a mixture of experts, {name}": (
+            moe.problem(), moe.strategy(persistent=1, up_stages=3, route="joined"), *planted
+        )
+        for name, *planted in (
+            ("a CTA's second tile", "ctas to lane in mul in value", "mov(d_t", 0),
+            ("experts of a word's second half", "31 to 15 in and in index", "shuffle_from(p_t", -1),
+            ("tokens of the 22nd", "21 to 10 in eq in inside", "either(p_t", 0),
+            ("tokens of the last, and the first", "2147483648 to -2147483647", "ballot(p_t", 0),
+            ("an expert that is a lane's fifth", "4 to 3 in add in yes", "either(p_t", 0),
+            ("rows behind the third warp's", "3 to 1 in lt in inside", "either(p_t", 0),
+            ("stages of a second tile", "to 0 in mul in stage of a", "wgmma(u_t", 1),
+        )
+    },
+    "heads of a sequence in one chunk": (
+        mla.problem(), mla.decode(chunk=768), "lane to 0 in shr in index",
+        "st_global(output, output, t", -1,
+    ),
+    "the last part of a later sequence": (
+        mla.problem(prefill=True), mla.wgmma(parts=8, sum_chunks=2),
+        "c_q_begin to c_q_which in sub in index", "ld_global(c_sums0_0_", 0,
+    ),
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify import emulation, trials
 from ptxflow.eval.verify.cases import case_of
+from ptxflow.eval.verify.cases.case import stored
 from ptxflow.eval.verify.draws import draw_families
 from ptxflow.eval.verify.emulation import cached_emulation, run_emulation
 from ptxflow.eval.verify.results import read
@@ -117,6 +118,15 @@ def test_the_data_is_exact_in_float32():
     assert (expected == greatest).all()
     assert np.isnan(case.tensors["C"].astype(np.float32)).all()
     assert not np.isnan(expected.astype(np.float32)).any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_number_that_is_none_is_told_from_what_was_there(dtype: str) -> None:
+    """Where some clusters run, and what nobody wrote is passed over."""
+    case = case_of(replace(problem_for(CASES[0][2]).at(M=8, N=8, K=8), dtype=dtype))
+    left = case.tensors["C"].copy()
+    left[0, 0] = stored(np.full(1, np.nan), dtype)[0]
+    assert trials.differences(case, {"C": left}, {}).startswith("1 of ")
 
 
 ASKED = ["--definition", "gemm_n128_k2048", "--axes", "M=17", "--jobs", "1", "--device", "h200"]

@@ -216,10 +216,20 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         *([summed(p, k.chunk, int(s.sum_chunks))] if k.chunk else []),
         *([size(3, 2 * k.queries + 3, turn * k.cut)] if few else []),
         *([size(4, 8 * k.queries, 4 * max(29, page))] if few else []),
-        size(34, 12, 10 * page, (0 if k.cut == 1 else 32, 8)),
+        *([_later(p, k, int(s.sum_chunks))] if k.cut > 1 else []),
+        size(34, 12, 10 * page, (32, 8) if k.cut > 1 else ()),
         size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),
     )
     return Trials(({n: p[n] for n in constants},), sizes)
+
+
+def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
+    """Sequences behind some queries without keys, one tile of queries each: of two parts and more,
+    so that last ones have any place among `loads`; a key less, and these are one part less."""
+    tiles = range(min(k.cut, loads + 1), 1, -1)
+    rows = ((3, 0), *((k.queries, (n - 1) * k.tile + 1) for n in tiles))
+    asked, pages = sum(n for n, _ in rows), sum(-(-n // p["page_size"]) for _, n in rows)
+    return Size(sized(p, len(rows), asked, pages * p["page_size"]), sequences=rows)
 
 
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:

@@ -15,15 +15,16 @@ from ptxflow.compiler.kernels.moe.combine import Combine
 from ptxflow.compiler.kernels.moe.decisions import JOINED
 from ptxflow.compiler.kernels.moe.ordered import ENTRY as ROWS
 from ptxflow.compiler.kernels.moe.ordered import Ordered
-from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, SCHEMA
+from ptxflow.compiler.kernels.moe.problem import BLOCK, CHOSEN, EXPERTS, SCHEMA, WORD
 from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute, Route
 from ptxflow.compiler.kernels.moe.wide import AT_END, AT_START, WIDE
-from ptxflow.compiler.launch import Given, InputParam, Launch, evaluate, launch_of
+from ptxflow.compiler.launch import Given, InputParam, Launch, launch_of
 
 #: blocks of hidden and of inner sizes on which kernels are emulated, cheap ones first
 SHAPES = ((6, 2), (7, 2), (14, 2), (6, 4), (7, 4), (14, 4), (28, 4), (28, 8), (4, 2), (8, 4))
-MANY, ENDS = 512, 16  # tokens, of more of which so many at either end have local experts
-SUMMED = 24  # of these, whose sums are emulated
+MANY, SPACED = 168, 44  # tokens, of more of which so many, evenly spaced, have local experts
+CTAS = 5  # of either product, where they take one tile after another
+WIDEST = 56  # blocks of hidden times inner size, of many experts: of more, there are few
 SCALARS: Given = {
     name: InputParam(name, dtype)
     for name, dtype in (("local_expert_offset", "int32"), ("routed_scaling_factor", "float32"))
@@ -155,27 +156,40 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Blocks of which there are as many as have the same divisions; tokens of several tiles, of
-    which an expert has as many as fill one; more than the warps that place them take in a turn."""
-    own = dict(p.axes)
-    shapes = []
-    for blocks, inner in SHAPES:
+    """Blocks of which there are as many as have the same divisions, and do not fill a ring where
+    the problem's do not; as many experts as lanes. Tokens of several tiles, of which an expert has
+    as many as fill one; more than the warps that place them take in a turn, some for each."""
+    own, shapes = dict(p.axes), []
+
+    def fills(given: tuple[int, int]) -> int:
+        blocks = own["num_hidden_blocks"], own["num_intermediate_blocks"]
+        rings = zip(blocks, given, (s.up_stages, s.down_stages), strict=True)
+        return sum(bool(real % stages) and not few % stages for real, few, stages in rings)
+
+    for blocks, inner in sorted(SHAPES, key=fills):
         whole = blocks * BLOCK % int(s.down_tile) or 2 * inner * BLOCK % int(s.up_tile)
         if whole or blocks <= s.lag:
             continue
-        sized = dict(
-            _sized(p, 1, min(4, own["num_local_experts"]), blocks * BLOCK, inner * BLOCK).axes
-        )
+        local = min(WORD if blocks * inner <= WIDEST else 4, own["num_local_experts"])
+        sized = dict(_sized(p, 1, local, blocks * BLOCK, inner * BLOCK).axes)
         sized["num_experts"] = own["num_experts"]
         del sized["seq_len"]
         shapes.append(sized)
-    few = p.at(**shapes[0], seq_len=2 * ENDS)
-    turn, steps = Permute(p, s, device).warps * LANES, launch(few, s, device).steps
-    busy = [-evaluate(step.grid[0], dict(few.axes)) // step.cluster[0] for step in steps[-3:-1]]
+    turn, before = Permute(p, s, device).warps * LANES, [0] * (len(launch(p, s, device).steps) - 3)
+    apart = -(-(turn + 8) // (SPACED - 1))  # from each token whose sum is emulated to the next
+
+    def size(tokens: int, *some: int) -> Size:
+        axes, ctas = dict(p.at(**shapes[0], seq_len=tokens).axes), [CTAS, CTAS]
+        if not s.persistent:  # as many as have a tile, and some that have none
+            few = tokens if tokens <= MANY else SPACED
+            tiles = CHOSEN * (1 + (tokens > MANY)) + 2 * few // int(s.tile_t) + 1
+            ctas = [tiles * g.n // g.tile_w for g in products(p.at(**axes), s, device)]
+        return Size({"seq_len": tokens}, (*before, *ctas), some)
+
     sizes = (
-        Size({"seq_len": 24}),
-        Size({"seq_len": turn + 9}, None, (*[0] * (len(steps) - 3), *busy, SUMMED)),
-        Size({"seq_len": max(60, int(s.tile_t) * 5 // 4 + 4)}),
+        size(WORD - 1),
+        size(max(60, int(s.tile_t) * 5 // 4 + 4)),
+        size(1 + (SPACED - 1) * apart, *before, 0, 0, SPACED),
     )
     return Trials(tuple(shapes), sizes)
 

@@ -85,7 +85,9 @@ def choose(
     rng = np.random.default_rng([seed, count, total])
     if lengths is None:
         idle = int(seed % 2 and page > 1 and count > 2 and total > 1)  # a page without a token
-        pages = _uneven(count, total - idle, rng)
+        # where a sequence has one token, its heads do not differ
+        few = page == 1 and asked is None and count > total
+        pages = _uneven(count, total - idle, rng, max(1, total // 3) if few else total)
         keys = _fill(pages, page, asked, rng)
         if "head_dim_ckv" in axes and count == 2 and total * page > 2 * UNLIKE:
             keys = _two(total, page)
@@ -111,17 +113,18 @@ def choose(
     return Sequences(rows, keys, pages)
 
 
-def _uneven(count: int, total: int, rng: np.random.Generator) -> Ints:
-    """Pages of each sequence: of two the first has more, so that chunks lie before the second; of
-    three or more the second has none; the last of many has one."""
+def _uneven(count: int, total: int, rng: np.random.Generator, live: int) -> Ints:
+    """Pages of each sequence, of which `live` have some at the most: of two the first has more, so
+    that chunks lie before the second; of three or more the second has none; the last of many has
+    one."""
     weight = rng.uniform(0.2, 1.8, count)
     if count == 2:
         weight[::-1].sort()
     if count > 2:
         weight[1] = 0
-    if count > total:
+    if count > live:
         weight[-1] = weight.max()
-    weight[np.argsort(weight)[: max(0, count - total)]] = 0
+    weight[np.argsort(weight)[: max(0, count - live)]] = 0
     pages = (weight > 0).astype(np.int64)
     return pages + rng.multinomial(total - pages.sum(), weight / weight.sum())
 

@@ -14,6 +14,7 @@ from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments
 
 Tensors = dict[str, NDArray[np.generic]]
 Values = NDArray[Any]
+POISON = 0xFFD5FFD5  # bits of a NaN in float32, half of them in 16 bits
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ def ends(exact: Values, error: Values | float, dtype: str) -> tuple[Values, Valu
 
 
 def poisoned(shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
-    """What no kernel writes: NaN, -1 in integers."""
-    integer = dtype.startswith("int")
-    return stored(np.full(shape, -1 if integer else np.nan, np.float64), dtype)
+    """What no kernel writes: -1 in integers, else a NaN that no instruction makes."""
+    held = stored(np.full(shape, -1.0), dtype)
+    if not dtype.startswith("int"):
+        held.view(f"u{held.itemsize}")[...] = POISON >> 32 - 8 * held.itemsize
+    return held

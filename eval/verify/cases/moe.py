@@ -14,7 +14,8 @@ import numpy as np
 
 from ptxflow.compiler.emulator.values import decode, e4m3_bits
 from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels.moe import ENDS, MANY
+from ptxflow.compiler.kernels.moe import MANY, SPACED
+from ptxflow.compiler.kernels.moe.problem import WORD
 from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, poisoned, stored
 
@@ -28,11 +29,14 @@ HIGH, AWAY = 8.0, -4.0  # logits of experts that are chosen, and of local ones t
 RANKS = 6  # that the first of three local experts may have among the chosen
 DRAWS = 200  # until each token's choice is clear
 FEWEST = 1e-4  # between scores, at which the choice turns: less could be an error of rounding
+POOL = 1 << 16  # values, of which matrices are made
+NAN = 0x7F  # in float8: weights of experts without tokens
 
 
 def case(problem: Problem, seed: int = 0, routing: str = SPREAD, offset: int | None = None) -> Case:
     """All tensors. `routing`: tokens go to some of the local experts, to one, or to none;
-    `offset` is the first local expert, which may lie outside 0..255."""
+    `offset` is the first local expert, which may lie outside 0..255. Nobody has the weights of
+    experts without tokens."""
     axes = dict(problem.axes)
     tokens, local = axes["seq_len"], axes["num_local_experts"]
     hidden, inner = axes["hidden_size"], axes["intermediate_size"]
@@ -41,15 +45,17 @@ def case(problem: Problem, seed: int = 0, routing: str = SPREAD, offset: int | N
     edge = GROUP if room > 2 * GROUP else 0
     first = int(rng.integers(edge, room - edge)) if offset is None else offset
     logits, bias = _routing(rng, tokens, local, first, routing)
+    chosen = shares(logits, plain(bias)).any(0)
+    used = [e for e in range(local) if 0 <= first + e < len(chosen) and chosen[first + e]]
     tensors: Tensors = {
         "routing_logits": logits,
         "routing_bias": bias,
         "hidden_states": _values(rng, tokens, hidden),
         "hidden_states_scale": _scales(rng, hidden // BLOCK, tokens),
-        "gemm1_weights": _values(rng, local, 2 * inner, hidden),
+        "gemm1_weights": _weights(rng, used, local, 2 * inner, hidden),
         "gemm1_weights_scale": _scales(rng, local, 2 * inner // BLOCK, hidden // BLOCK)
         / np.float32(hidden**0.5),
-        "gemm2_weights": _values(rng, local, hidden, inner),
+        "gemm2_weights": _weights(rng, used, local, hidden, inner),
         "gemm2_weights_scale": _scales(rng, local, hidden // BLOCK, inner // BLOCK)
         / np.float32(inner**0.5),
         "output": poisoned((tokens, hidden), "bfloat16"),
@@ -60,10 +66,13 @@ def case(problem: Problem, seed: int = 0, routing: str = SPREAD, offset: int | N
 
 
 def _values(rng: np.random.Generator, *shape: int) -> Values:
-    """An expert at a time: of all together what lies between takes twenty times their bytes."""
-    out = np.empty(shape, np.uint8)
-    for part in out if len(shape) > 2 else [out]:
-        part[...] = e4m3_bits(rng.normal(size=part.shape).astype(np.float32))
+    pool = e4m3_bits(rng.normal(size=POOL).astype(np.float32))
+    return np.asarray(pool[rng.integers(0, POOL, shape, np.uint16)])
+
+
+def _weights(rng: np.random.Generator, used: list[int], *shape: int) -> Values:
+    out = np.full(shape, NAN, np.uint8)
+    out[used] = _values(rng, len(used), *shape[1:])
     return out
 
 
@@ -76,41 +85,59 @@ def _routing(
 ) -> tuple[Values, Values]:
     """Logits and a bias that leads tokens to local experts or away from them. Of the first tokens
     two groups tie for the first place; others have their local experts behind 0 to 5 that are not,
-    where these are around them; the last ones choose from all experts of a lane in turn."""
+    where these are around them; the last ones choose from all experts of a lane in turn. Of many
+    local experts a token chooses one that others do, and one more."""
     count = GROUP * GROUPS
     bias = rng.normal(0, 0.1, count)
     mine = [e for e in range(first, first + local) if 0 <= e < count]
-    bias[mine] = {SPREAD: 0.3, ONE: -4.0, NONE: -4.0}[routing]
+    live, many = _live(mine, tokens), CHOSEN < len(mine) <= WORD
+    near = list(map(int, rng.permutation(live)[:3])) if many else mine
+    bias[mine] = -4.0
     if routing == ONE:
         bias[mine[-1:]] = 4.0
     elif routing == SPREAD:
-        bias[mine[1:2]] = -4.0  # an expert without tokens
-    best, around = _best_of_groups(rng, mine), _around(rng, mine)
+        bias[live] = 0.3
+    best, around = _best_of_groups(rng, mine), _around(rng, near)
     bias[best] = TIED_BIAS
     rounded = stored(bias, "bfloat16")
     ties = min(GROUPS - 1, tokens // 4) if len(best) == GROUPS else 0
-    ranks = RANKS if routing == SPREAD and len(around) and tokens > 16 else 0
+    ranks = RANKS if routing == SPREAD and len(around) and 16 < tokens <= MANY else 0
+    served = (numbers := np.arange(tokens)) % 9 != ties % 9
+    if tokens > MANY:
+        served = np.isin(numbers, np.linspace(0, tokens - 1, SPACED).round())
+    others = [e for e in live if many and e != near[0]]
+    turn = np.cumsum(served) % max(1, len(others))
     logits = np.zeros((tokens, count), np.float32)
     unclear, away = np.ones(tokens, bool), AWAY - 0.01 * np.arange(len(mine))  # no two alike
     for _ in range(DRAWS):
         drawn = rng.normal(size=(tokens, count))
         drawn[:, mine] = rng.uniform(1, 3, (tokens, len(mine)))
-        drawn[ties::9, mine] = away
-        if tokens > MANY:
-            drawn[ENDS:-ENDS, mine] = away
+        for number, expert in enumerate(others):
+            drawn[turn != number, expert] += 2 * AWAY
+        drawn[np.ix_(~served, np.asarray(mine, np.int64))] = away
         drawn[:ties] -= 2.0 * (drawn[:ties] > 1.0)
         for token in range(ties):
             drawn[token, best[[token, GROUPS - 1]]] = HIGH
         for behind, row in enumerate(drawn[ties : ties + ranks]):
             row += AWAY
-            row[around[0, :behind]] = row[around[1, behind:]] = row[mine] = HIGH
-        if routing == SPREAD and tokens > ties + ranks + CHOSEN:
+            row[around[0, :behind]] = row[around[1, behind:]] = row[near] = HIGH
+        if routing == SPREAD and ties + ranks + CHOSEN < tokens <= MANY:
             drawn[-CHOSEN:] = _in_order(plain(rounded))
         logits[unclear] = drawn[unclear]
         unclear = ~_clear(logits, plain(rounded))
         if not unclear.any():
             return logits, rounded
     raise ValueError(f"no routing of {tokens} tokens to {local} experts from {first} on is clear")
+
+
+def _live(mine: list[int], tokens: int) -> list[int]:
+    """Local experts that have tokens: all but the second; of many of a word every fourth, for each
+    last digit of eight, others in problems of other sizes."""
+    if not CHOSEN < len(mine) <= WORD:
+        return mine[:1] + mine[2:]
+    parts = [0] if tokens <= WORD else [1] if tokens <= MANY else [2, 3]
+    places = [r + 8 * ((r + part) % 4) for part in parts for r in range(8)]
+    return [mine[i] for i in places if i < len(mine)]
 
 
 def _best_of_groups(rng: np.random.Generator, mine: list[int]) -> Values:
