@@ -25,7 +25,7 @@ Row = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 RARE = 3  # rows in turn: a softmax, one that is crowded, one that is not
 ALIGNED = 18  # bits of a key in the widest bin of a first digit
 #: the bits above these, by turns: a warp finds bins in both halves of it, in lanes odd and even
-BINS = 0b010101, 0b101010
+BINS = 0b0101010, 0b1010101
 SPREAD = 512  # elements there that fit all lists, spread over the row
 #: keys that elements of the bin have, within the narrowest; a single filter ends at the second, p
 #: of what k leaves at the third
@@ -57,8 +57,8 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
 
 def levels(turn: int, most: float) -> Row:
     """Elements of one bin of the first digit, ascending, at most so large."""
-    high = (int(np.float32(most / 4).view(np.uint32)) - LEAST) >> (ALIGNED + 6)
-    keys = (high << 6 | BINS[turn % 2]) << ALIGNED | np.array(LEVELS[turn % 2])
+    high = (int(np.float32(most / 16).view(np.uint32)) - LEAST) >> (ALIGNED + 7)
+    keys = (high << 7 | BINS[turn % 2]) << ALIGNED | np.array(LEVELS[turn % 2])
     return (keys + LEAST).astype(np.uint32).view(np.float32)
 
 
@@ -114,42 +114,37 @@ def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
     """How many elements that equal the last level are kept, of those above it all: up to that on
     which the draw falls, or `one`. That one is at one of PLACES, and others are made larger until
     the draw is at its first unit, or its last."""
-    stride, place = PLACES[turn % 4]
     place, tie = np.arange(len(row)), round(max(last, 0) * WHOLE)
 
     def sums() -> tuple[Values, Values, Values]:
         """What is kept before each element and in all, were it the draw; and equals so far."""
-        equal = np.cumsum(row == last)
-        kept = np.minimum(equal, 1) if one else equal
+        kept = np.minimum(np.cumsum(row == last), 1) if one else np.cumsum(row == last)
         above = np.where(row > last, _units(row), 0)
-        before = np.cumsum(above) - above + tie * (kept - (kept > 0) * (row == last) * (not one))
+        before = np.cumsum(above) - above + tie * (kept - (0 if one else row == last))
         return before, above.sum() + tie * kept, kept
 
     before, whole, kept = sums()
-    at = np.flatnonzero((place % stride == PLACES[turn % 4][1]) & (kept > 0 if last > 0 else True))
+    stride, first = PLACES[turn % 4]
+    at = np.flatnonzero((place % stride == first) & ((kept > 0) | (last < 0)))
     if not len(at):
         return max(1, int((row == last).sum()) // 2)
     t = int(at[np.argmin(np.abs(before[at] - whole[at] * (uniform / 2.0**64)))])
-    row[t] = (row.max() if one else last) if last > 0 else 1 / WHOLE
-    own = int(_units(row[t : t + 1])[0])
+    row[t] = 1 / WHOLE if last < 0 else row.max() if one else last
     before, whole, kept = sums()
-    start, total = int(before[t]), int(whole[t])
-    goal = start + (own - 1) * (turn // 2 % 2)
+    goal = int(before[t] + (_units(row[t : t + 1])[0] - 1) * (turn // 2 % 2))
 
     def lacks(x: int) -> int:
         """What all lack for the draw to be there, if so much is added before it."""
-        return -(-(goal + x << 64) // uniform) - total - x
+        return -(-(goal + x << 64) // uniform) - int(whole[t]) - x
 
-    more = 0 if lacks(0) >= 0 else int(-lacks(0) / (2.0**64 / uniform - 1))
+    more = max(0, int(-lacks(0) / (2.0**64 / uniform - 1)))
     while lacks(more) < 0:
         more += 1
-    large = (row > (2 * last if last > 0 else 0)) & (row < MOST / WHOLE / 4)
-    sides = ((large & (place < t), more), (large & (place > t), lacks(more)))
-    for side, extra in sides:
-        which = np.flatnonzero(side)
-        if len(which) and extra and _units(row[which]).max() + extra // len(which) + 1 < MOST:
-            share = np.full(len(which), extra // len(which))
-            share[: extra % len(which)] += 1
+    large = (row > 2 * max(last, 0)) & (row < MOST / WHOLE / 4)
+    for side, extra in ((place < t, more), (place > t, lacks(more))):
+        which = np.flatnonzero(large & side)
+        if len(which) and extra // len(which) < MOST // 2:
+            share = extra // len(which) + (np.arange(len(which)) < extra % len(which))
             row[which] = (_units(row[which]) + share) / WHOLE
     return int(kept[t])
 
