@@ -56,6 +56,11 @@ class Attempt:
         return f"{axes} (schedule {self.seed}{some})"
 
     @property
+    def name(self) -> str:
+        """All that it is, but for its data."""
+        return f"{self} {self.blocks} {self.absent}"
+
+    @property
     def case(self) -> Case:
         """Inputs and right outputs; to be copied, not written."""
         return prepared_case(self.problem, self.absent, self.sums, *self.sequences)

@@ -66,8 +66,7 @@ class Known:
     @property
     def name(self) -> str:
         """Of all that a verdict depends on."""
-        given = self.attempt
-        return cache.key(f"{given} {given.blocks} {given.absent}", self.data)[:16]
+        return cache.key(self.attempt.name, self.data)[:16]
 
 
 @dataclass
@@ -93,7 +92,7 @@ class Bench:
     def name(self) -> str:
         """Of the kernel and its problems."""
         names = (k.name for k in (*self.known, self.larger) if k)
-        return cache.key(self.kernel, *names, *map(str, self.left_out()))[:16]
+        return cache.key(self.kernel, *names, *(g.name for g in self.left_out()))[:16]
 
     def ordered(self) -> list[Known]:
         """By what a problem cost for each mutant that it killed."""

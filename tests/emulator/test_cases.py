@@ -16,6 +16,7 @@ from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.references import load_reference
+from ptxflow.eval.bench.references import sampling_integers as integers
 from ptxflow.eval.bench.references.gdn import gdn_decode, gdn_prefill
 from ptxflow.eval.bench.references.moe import moe, route
 from ptxflow.eval.verify.cases import case_of
@@ -24,7 +25,8 @@ from ptxflow.eval.verify.cases.case import Case, plain, stored
 from ptxflow.eval.verify.cases.causal import case as causal
 from ptxflow.eval.verify.cases.moe import shares
 from ptxflow.eval.verify.cases.rmsnorm import ROOT_ERROR
-from tests.families import dsa_indexer, gemm_fp8, rmsnorm
+from ptxflow.eval.verify.cases.sampling import OFFSET, SEED
+from tests.families import dsa_indexer, gemm_fp8, rmsnorm, sampling
 from tests.families.gdn_decode import problem as step
 from tests.families.gdn_prefill import problem as packed
 from tests.families.moe import problem as experts
@@ -306,6 +308,21 @@ def test_of_equal_scores_the_first_are_chosen() -> None:
     own = given.tensors["block_table"][3, 0] * 64
     assert (given.expected["topk_indices"][0][3] == own + np.arange(32)).all()
     assert (given.expected["topk_indices"][0][1] == -1).all()
+
+
+@pytest.mark.parametrize("filters", [sampling.K, sampling.P, sampling.EACH])
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_draws_fall_on_the_first_or_last_unit_of_an_element(
+    filters: tuple[str, ...], batch: int
+) -> None:
+    """Of the rows that are rare, and of the first; with most of what is kept before them."""
+    given = case_of(sampling.problem(65536, batch, filters))
+    probs, *limits = (torch.from_numpy(given.tensors[n]) for n in ("probs", *filters))
+    kept = integers.kept(probs, **dict(zip(filters, limits, strict=True)))
+    sums = (integers.integers(probs) * kept).cumsum(-1).tolist()
+    for i, found in enumerate(given.expected["samples"][0].tolist()):
+        draw = integers.philox(SEED, OFFSET, i) * sums[i][-1] >> 64
+        assert draw in (sums[i][found - 1], sums[i][found] - 1) and 2 * draw > sums[i][-1]
 
 
 @pytest.mark.parametrize("name", ["A_scale", "B_scale"])

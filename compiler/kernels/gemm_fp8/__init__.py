@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import lcm
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Strategy, Trial, Trials
@@ -19,6 +20,10 @@ from ptxflow.compiler.kernels.gemm_fp8.problem import (
     WORD,
     sized,
     words,
+)
+
+MOST_COLUMNS = (
+    9  # of tiles that a trial has for each of a lane's scales to be that of a block's end
 )
 
 
@@ -42,7 +47,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """A GEMM's, whose steps are blocks of K, with more than one block of columns."""
+    """A GEMM's, whose steps are blocks of K, with more than one block of columns: so many that one
+    begins wherever a tile reads a scale."""
     plain = gemm.trials(words(p), strategy(s, device), device)
 
     def of(axes: Mapping[str, int]) -> dict[str, int]:
@@ -50,7 +56,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return {n: v for n, v in new.items() if FOLLOWING.get(n, n) in axes}
 
     sizes = tuple(replace(size, axes=of(size.axes)) for size in plain.sizes)
-    least = min(BLOCK + 1, p["N"])
+    columns = tiling(p, s, device).cluster_columns
+    least = min(lcm(BLOCK, columns), MOST_COLUMNS * columns - BLOCK, p["N"] - 1) + 1
     return Trials(tuple(of(shape) for shape in plain.shapes if shape["N"] >= least), sizes)
 
 

@@ -142,7 +142,8 @@ def _room(k: Kernel, tokens: int) -> tuple[int, int, int]:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two key heads, or as many as have the same divisions. Few queries beside many keys; tiles of
+    """Two key heads, or as many as have the same divisions. Few queries beside many keys, of
+    which the last ones see one turn of a ring more; two sequences of several tiles; tiles of
     queries without a key; many sequences, few of which have tokens, and whose look-up takes several
     steps; sequences, with keys and without, whose last rows are those of each store of a warp; a
     full tile that sees one key more than fill a ring; a ring beyond its 32nd turn; all parts. Of
@@ -158,13 +159,14 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return Size(sized(p, count, queries, *_room(k, tokens)), None, (*begun, *some))
 
     whole, ring = 2 * k.tokens + 5, s.stages * tile
-    turns = -(-2 * k.tokens // ring)
+    turns, most = -(-2 * k.tokens // ring), max(whole, (2 * s.stages + 3) * tile)
     stores = k.warp_rows // LINES + 1
     rows = max(1, LINES // k.share) * stores * (stores + 1) // 2
     # the first queries see two tiles of the last part that need a mask
     cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - k.tokens // 2
     sizes = (
-        size(1, whole, max(whole, (2 * s.stages + 3) * tile) + 7, (7,)),
+        size(1, whole, -(-most // ring) * ring + 3, (7,)),
+        size(2, 2 * whole, 2 * whole + ring + 3),
         Size(sized(p, 1, 2 * k.tokens, turns * ring + 1), None, (*begun, 7)),
         size(3, 3 * k.tokens + 6, 5),
         size(35, 8, 8),

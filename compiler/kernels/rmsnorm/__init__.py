@@ -50,10 +50,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """One row, and turns of a loop over groups of rows."""
+    """One row, and turns of a loop over groups of rows in a CTA, and in two."""
     k = Kernel(p, s, device)
     rows = k.group_rows
-    several = tuple(Size({"batch_size": n * rows + 1}, 1) for n in (2, 5) if k.loops)
+    several = tuple(Size({"batch_size": n * rows + 1}, n // 2) for n in (2, 5) if k.loops)
     return Trials(({},), (Size({"batch_size": 1}), Size({"batch_size": 5 * rows + 1}), *several))
 
 

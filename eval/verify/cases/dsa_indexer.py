@@ -4,7 +4,8 @@ Kernels choose the first of equal tokens, and order them so. Rows of the batch a
 turn: scores of all sizes; the same for a sequence of few tokens or none; negative ones and some
 that are zero, as their keys are; and equal ones. A single sequence has few scores that are not
 zero, its last tokens among them; of two, in each a token more than a list has room for has a score
-of the same first digits. What lies past a sequence's end is NaN, or the page of another.
+of the same first digits. The last token is one of the best; what lies behind it in its page is
+better, and past that NaN, or the page of another.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ NAN_BYTE = 0x7F  # of float8_e4m3fn
 UNWRITTEN = -7  # an output that a kernel left alone: -1 is padding
 SCALES = (0.5, 1.0, 2.0, 4.0, -1.0)
 FEW = 5
+BEYOND = 2.0
 ZEROS = 1 / 16  # of the tokens of a sequence of negative scores
 LAST = 16  # tokens of a single sequence that keep their scores
 ROOMS = (4, 2, 1)  # times the number that is chosen, what a list may have room for
@@ -60,7 +62,9 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
             )
     cache = np.full((problem["num_pages"], page_bytes(problem)), NAN_BYTE, np.uint8)
     for b, length in enumerate(lens):
-        _put_pages(cache, table[b], keys[b, :length], scales[b, :length], page)
+        _edge(q[b], weights[b], keys[b], scales[b], length)
+        there = slice(-(-length // page) * page)
+        _put_pages(cache, table[b], keys[b, there], scales[b, there], page)
     tensors: Tensors = {
         "q_index_fp8": _float8(q),
         "k_index_cache_fp8": cache.view(np.int8).reshape(-1, page, 1, dim + 4),
@@ -71,21 +75,22 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     }
     expected = np.full((batch, problem["topk"]), -1, np.int32)
     for b, length in enumerate(lens):
-        scaled = keys[b, :length] * scales[b, :length, None]
-        score = np.maximum(scaled @ q[b].T, 0).astype(np.float64) @ weights[b]
+        score = _scores(q[b], weights[b], keys[b, :length], scales[b, :length])
         best = np.argsort(-score, kind="stable")[: problem["topk"]]
         expected[b, : len(best)] = table[b, best // page] * page + best % page
     return Case(tensors, {"topk_indices": (expected, expected)})
 
 
 def _lengths(problem: Problem) -> list[int]:
-    """One sequence leaves out some tokens of its last page, others are empty, without a last page,
+    """Some sequences leave out a part of their last page, in either half of an MMA's 16 tokens
+    and of a store's four; others are empty, without a last page,
     short, as long as the list, or half."""
     most = problem["max_num_pages"] * problem["page_size"]
     listed = min(problem["topk"], most)
     if problem["batch_size"] == 2 and (count := _crowd(problem)):
         return [count, most]
-    kinds = (most - 3, 0, most - 1, most - problem["page_size"], FEW, listed, most // 2)
+    page = problem["page_size"]
+    kinds = (most - 6, 0, most - page // 2 + 5, most - page, FEW, listed, most // 2)
     return [kinds[b % len(kinds)] for b in range(problem["batch_size"])]
 
 
@@ -105,6 +110,21 @@ def _crowded(
     q[:, 0], weights[:], keys[:] = 1, np.arange(len(weights)) == 0, np.arange(keys.shape[1]) == 0
     scales[:], scales[some] = CROWD
     scales[some[: topk // 2]] = scales[some[topk // 2 - topk :]] = BEST
+
+
+def _scores(q: Values, weights: Values, keys: Values, scales: Values) -> Values:
+    return np.maximum((keys * scales[:, None]) @ q.T, 0).astype(np.float64) @ weights
+
+
+def _edge(q: Values, weights: Values, keys: Values, scales: Values, length: int) -> None:
+    """The best token becomes the last one, and what lies behind it is BEYOND as good."""
+    if length:
+        score = _scores(q, weights, keys[:length], scales[:length])
+        swap = [int(np.argmax(score)), length - 1]
+        for held in (keys, scales):
+            held[swap] = held[swap[::-1]]
+            held[length:] = held[length - 1]
+        scales[length:] *= BEYOND
 
 
 def _float8(values: Values) -> Values:

@@ -2,8 +2,10 @@
 
 Of three rows in turn two take a kernel's rare paths: nearly equal elements at the threshold all
 over the row, and so many of them that lists overflow; the first of all has filters that keep all.
-Others are softmaxes of normal logits, peaked ones as language models give, ones with many equal
-values or zeros, and uniform ones. The sample must be the one that integers give.
+In these draws fall on the first or the last unit of the last element that is kept, at the end of a
+lane or a segment: a unit more or less before it, or a filter that ends elsewhere, shows. Others are
+softmaxes of normal logits, peaked ones as language models give, ones with many equal values or
+zeros, and uniform ones. The sample must be the one that integers give.
 """
 
 from __future__ import annotations
@@ -14,18 +16,24 @@ import torch
 from ptxflow.compiler.atoms.reductions import LEAST
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.launch import GENERATOR, Arguments
-from ptxflow.eval.bench.references.sampling_integers import sample
+from ptxflow.eval.bench.references.sampling_integers import UNIT, philox, sample
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, poisoned
 
-#: the random numbers of rare rows are above 0.93: what is kept last, or should not be, shows
-SEED, OFFSET = 0x0123456789ABCDEF, (5 << 32) + 1577516
+#: the random numbers of rare rows are from 0.6 to 0.85: much lies before a draw, and some behind
+SEED, OFFSET = 0x0123456789ABCDEF, (5 << 32) + 1497
 Row = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 RARE = 3  # rows in turn: a softmax, one that is crowded, one that is not
-NEAR = 1 << 16  # keys of the narrowest bin of a first digit
-ALIGNED = 1 << 18  # and of the widest
-OTHERS = 20  # elements of 0.001: above a crowded bin, below one that is not
-LEVELS = 4  # that elements of the bin have: k ends at the third, p of what it leaves at the second
+ALIGNED = 18  # bits of a key in the widest bin of a first digit
+#: the bits above these, by turns: a warp finds bins in both halves of it, in lanes odd and even
+BINS = 0b0101010, 0b1010101
 SPREAD = 512  # elements there that fit all lists, spread over the row
+#: keys that elements of the bin have, within the narrowest; a single filter ends at the second, p
+#: of what k leaves at the third
+LEVELS = (0x1B2D, 0x5555, 0xAAAA, 0xE4D2), (0x6CB1, 0xAAAA, 0xD555, 0xF30E)
+WHOLE = 1 << UNIT
+MOST = 1 << 24  # units that every float32 can have
+#: where draws fall, modulo a power of two: ends of segments, and of lanes
+PLACES = (512, 496), (64, 63), (2048, 0), (512, 511)
 
 
 def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
@@ -39,7 +47,7 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
     )
     return np.stack(
         [
-            near(vocab, rng, i % RARE == 1)
+            near(vocab, rng, i % RARE == 1, batch + i)
             if i % RARE
             else _softmax(kinds[i // RARE % len(kinds)]())
             for i in range(batch)
@@ -47,21 +55,28 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
     )
 
 
-def near(vocab: int, rng: np.random.Generator, crowded: bool) -> Row:
-    """Some elements of one bin of the first digit, at a distance; `crowded`: and all of an eighth
-    of the row, more than lists take. A few lie outside of the bin, all others weigh nothing."""
-    there = np.zeros(vocab, bool)
-    there[:: max(3, vocab // SPREAD | 1)] = True
-    there[: vocab // 8 if crowded else 0] = True
-    level = int(np.float32(0.9 / there.sum()).view(np.uint32)) - LEAST
-    keys = level // ALIGNED * ALIGNED + LEAST + rng.integers(0, NEAR, LEVELS)
-    place = np.arange(vocab)
-    # so that each element of a lane has all levels, whatever is between lanes
-    turns = (place + place // 4 + place // 16 + place // 64) % LEVELS
-    which = np.where(rng.random(vocab) < 0.5, turns, rng.integers(0, LEVELS, vocab))
-    row = np.where(there, keys[which].astype(np.uint32).view(np.float32), 0)
-    row[rng.permutation(vocab)[:OTHERS]] = 0.001
-    return row.astype(np.float32)
+def levels(turn: int, most: float) -> Row:
+    """Elements of one bin of the first digit, ascending, at most so large."""
+    high = (int(np.float32(most / 16).view(np.uint32)) - LEAST) >> (ALIGNED + 7)
+    keys = (high << 7 | BINS[turn % 2]) << ALIGNED | np.array(LEVELS[turn % 2])
+    return (keys + LEAST).astype(np.uint32).view(np.float32)
+
+
+def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int) -> Row:
+    """Elements of one bin at a distance, some of them larger; `crowded`: and most of an eighth of
+    the row, more than lists take. What lies between is smaller, half of it nothing."""
+    place, kind = np.arange(vocab), rng.integers(0, 8, vocab)
+    eighth = place * 8 // vocab
+    dense = crowded & (eighth == 3 * turn % 8)
+    there = (place % max(3, vocab // SPREAD | 1) == 0) & (
+        eighth <= 3 * turn % 8 + 7 * (not crowded)
+    )
+    held = levels(turn, min(0.3 / (there | dense).sum(), 2.0**-14))
+    larger = held[-1] * rng.uniform(1.5, 6, vocab)
+    most = np.where(dense, held[0] / 2, min(held[0] / 4, 0.1 / vocab))
+    smaller = rng.uniform(0, most) * (rng.random(vocab) < 0.5)
+    row = np.where(kind == 0, larger, rng.choice(held, vocab))
+    return np.where(there | dense & (kind != 1), row, smaller).astype(np.float32)
 
 
 def _softmax(logits: Values) -> Row:
@@ -69,18 +84,69 @@ def _softmax(logits: Values) -> Row:
     return (weights / weights.sum()).astype(np.float32)
 
 
+def _units(row: Row) -> Values:
+    return np.rint(row.astype(np.float64) * WHOLE).astype(np.int64)
+
+
 def _rare(tensors: Tensors, batch: int) -> None:
-    """k and p of the rare rows, among the elements of one bin, in some rows the first of its level;
-    and of the first, past all."""
+    """k and p of the rare rows, which end at a level, in some rows at the first element of it, and
+    of the first row, past all; and where their draws fall."""
+    both = {"top_k", "top_p"} <= tensors.keys()
     for i in [0, *(i for i in range(batch) if i % RARE)]:
-        row = tensors["probs"][i]
-        kept = int(0.6 * (row > 0).sum())
-        if i % RARE == 2:
-            kept = 1 + int((row > np.sort(row)[-kept]).sum())
+        row, turn = tensors["probs"][i], batch + i
+        values, counts = np.unique(row[row > 0], return_counts=True)
+        held = np.sort(values[np.argsort(-counts, kind="stable")[:4]])
+        last, one = float(held[1 + both]) if i else -1.0, i % RARE == 2 and turn % 4 > 1
+        count = _aim(row, last, one, turn, philox(SEED, OFFSET, i))
+        units, above, whole = _units(row), row > last, WHOLE
+        k = int(above.sum()) + count
+        if both:  # k ends at the level below
+            k = int((row >= last).sum()) + int((row == held[1]).sum()) // 2 + 1
+            whole = int(np.sort(units)[-k:].sum())
         if "top_k" in tensors:
-            tensors["top_k"][i] = kept if i else 0
+            tensors["top_k"][i] = k if i else 0
         if "top_p" in tensors:
-            tensors["top_p"][i] = 0.55 if i else 1
+            goal = int(units[above].sum()) + (2 * count - 1) * round(last * WHOLE) // 2
+            tensors["top_p"][i] = goal / whole if i else 1
+
+
+def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
+    """How many elements that equal the last level are kept, of those above it all: up to that on
+    which the draw falls, or `one`. That one is at one of PLACES, and others are made larger until
+    the draw is at its first unit, or its last."""
+    place, tie = np.arange(len(row)), round(max(last, 0) * WHOLE)
+
+    def sums() -> tuple[Values, Values, Values]:
+        """What is kept before each element and in all, were it the draw; and equals so far."""
+        kept = np.minimum(np.cumsum(row == last), 1) if one else np.cumsum(row == last)
+        above = np.where(row > last, _units(row), 0)
+        before = np.cumsum(above) - above + tie * (kept - (0 if one else row == last))
+        return before, above.sum() + tie * kept, kept
+
+    before, whole, kept = sums()
+    stride, first = PLACES[turn % 4]
+    at = np.flatnonzero((place % stride == first) & ((kept > 0) | (last < 0)))
+    if not len(at):
+        return max(1, int((row == last).sum()) // 2)
+    t = int(at[np.argmin(np.abs(before[at] - whole[at] * (uniform / 2.0**64)))])
+    row[t] = 1 / WHOLE if last < 0 else row.max() if one else last
+    before, whole, kept = sums()
+    goal = int(before[t] + (_units(row[t : t + 1])[0] - 1) * (turn // 2 % 2))
+
+    def lacks(x: int) -> int:
+        """What all lack for the draw to be there, if so much is added before it."""
+        return -(-(goal + x << 64) // uniform) - int(whole[t]) - x
+
+    more = max(0, int(-lacks(0) / (2.0**64 / uniform - 1)))
+    while lacks(more) < 0:
+        more += 1
+    large = (row > 2 * max(last, 0)) & (row < MOST / WHOLE / 4)
+    for side, extra in ((place < t, more), (place > t, lacks(more))):
+        which = np.flatnonzero(large & side)
+        if len(which) and extra // len(which) < MOST // 2:
+            share = extra // len(which) + (np.arange(len(which)) < extra % len(which))
+            row[which] = (_units(row[which]) + share) / WHOLE
+    return int(kept[t])
 
 
 def case(problem: Problem, given: bool = True) -> Case:
