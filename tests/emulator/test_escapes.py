@@ -47,7 +47,6 @@ from tests.families import (
     gqa_prefill,
     mla,
     moe,
-    rmsnorm,
     sampling,
 )
 
@@ -291,7 +290,6 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
     "keys of a tile of queries of the first sequence": (
         gqa_prefill.problem(), TALL, "q_first to 0 in div in c1", "tma_load(k_tiles", 0
     ),
-    "the last token of four": (*INDEXED, "4294967292 to -5 in and", "st_global(scores", 0),
     **{
         f"tokens behind the last, {change}": (*INDEXED, change, "sort_key(t3_", 0)
         for change in ("64 to 63 in mul in inside", "3 to 4 in and in inside")
@@ -301,34 +299,14 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
             tile_m=64, tile_n=32, consumers=1, cluster="2x1", num_stages=6, raster_group=4
         ), "128 to 127 in div in index", "ld_global(t5_, B_scale", -1,
     ),
-    "a scale of the block that begins within a tile": (
-        gemm_fp8.problem(256, 2112), gemm_fp8.once(tile_m=64, tile_n=80, consumers=1),
-        "128 to 129 in div in index", "ld_global(t5_, B_scale", 2,
+    "the row behind the last, in the second half of a warp's": (
+        gemm.problem(16, 6144), gemm.strategy(tile_n=32, consumers=1, epilogue="direct"),
+        "lt of one more in inside", "st_global(C, C, out", 1,
     ),
-    **{
-        f"the row behind the last, in {half} half of a warp's": (
-            gemm.problem(16, 6144), gemm.strategy(tile_n=32, consumers=1, epilogue="direct"),
-            "lt of one more in inside", "st_global(C, C, out", which,
-        )
-        for half, which in (("the first", 0), ("the second", 1))
-    },
-    "groups of rows of other CTAs": (
-        rmsnorm.problem(128, 520128), rmsnorm.strategy(
-            row_threads=8, rows=8, vector=4, residency="reread", ctas_per_sm=2
-        ), "mul's left operand alone in index", "ld_global(t1_, hidden_states", 0,
+    "a draw without the equals in one place of lanes": (
+        sampling.problem(16384), sampling.strategy(ctas=1, residency="reread", unroll=4),
+        "or's left operand alone in inside", "draw.py:117", 0,
     ),
-    **{
-        f"a draw by other elements of a lane: {change}": (
-            sampling.problem(16384), sampling.strategy(ctas=1, residency="reread", unroll=4),
-            change, statement, 0,
-        )
-        for change, statement in (
-            ("8 to 7 as register of src", "draw.py:110"),
-            ("or's left operand alone in inside", "draw.py:117"),
-            ("31 to 15 in and in inside", "st_shared_lanes(found_place"),
-            ("31 to 30 in and in inside", "st_shared_lanes(found_place"),
-        )
-    },
 }  # fmt: skip
 
 
