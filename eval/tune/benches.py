@@ -122,7 +122,8 @@ class OnGpu(Bench):
         for line in whole.splitlines():
             try:
                 row = json.loads(line)
-                self._known[row.pop("key")] = Profile(**row)
+                key = row.pop("key")
+                self._known[key] = Profile(**row)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise BadInput(f"{self.profiles}: no profile in {line[:40]!r}: {error}") from None
 

@@ -19,6 +19,7 @@ from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.worker import Worker
 from ptxflow.eval.tune import counters, knowledge, session
 from ptxflow.eval.tune.benches import OnGpu
+from ptxflow.eval.tune.gaps import Profile
 from tests.scripted_gpu import CHILD, fake_compile, script_gpus, scripted_gpu
 
 WORKLOAD = ["--definition", "gemm_n256_k7168", "--axes", "M=64"]
@@ -116,6 +117,22 @@ def test_a_bad_file_is_one_line_and_stays(
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tune:")]
     assert len(said) == 1 and why in said[0] and str(state) in said[0]
     assert files(state) == before
+
+
+def test_a_session_goes_on_with_its_profiles(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ncu counted is not counted again, and a round sees the same."""
+    taken: list[Profile] = []
+
+    def profile(*_: object) -> Profile:
+        taken.append(Profile(0.5, 0.25, 0.75, "gmma"))
+        return taken[-1]
+
+    monkeypatch.setattr(counters, "profile", profile)
+    given = ["--starts", "4", "--budget", "6", "--profiler", "ncu"]
+    assert played(gpu / "s", *given) == 0
+    first, count = held(gpu / "s"), len(taken)
+    assert played(gpu / "s", *given) == 0
+    assert count and len(taken) == count and held(gpu / "s") == first
 
 
 def test_what_was_cut_off_is_passed_over(finished: Path, gpu: Path) -> None:
