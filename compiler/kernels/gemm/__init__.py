@@ -43,13 +43,18 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     return out
 
 
+def steps(s: Strategy) -> int:
+    """Of K in trials: past a ring's first turn, and half as many are not alike modulo stages."""
+    return int(s.num_stages) + (2 if s.num_stages > 3 else 1)
+
+
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     """Tails along M, N and K, the ring past its first turn, two columns of tiles (so that their
     order matters), and two persistent clusters for six tiles, three each."""
     t = Tiling(p, s, device)
     m = t.cluster_rows * (2 if s.persistent else 1) + 13
     n = 2 * t.cluster_columns - 8
-    k = (s.num_stages + 2) * s.split_k * s.tile_k - 8
+    k = steps(s) * s.split_k * s.tile_k - 24  # not N
     small = replace(
         p, axes=(("M", m), ("N", n), ("K", k)), flops=2.0 * m * n * k, bytes=2.0 * (m + n) * k
     )
@@ -59,12 +64,12 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """As many columns of tiles as have the same divisions; last tiles with one row of C, and with
     some of a warpgroup's second 64 (the trial's has some of a warp's second 8); two raster groups
-    of rows and a part of a third that lacks a row, by five clusters, one of which runs where it
-    goes on; a ring beyond its 32nd turn."""
+    of rows and a part of a third that lacks a row, by seven clusters, the first and the last of
+    which run, with fewer tiles; a ring beyond its 32nd turn."""
     t = Tiling(p, s, device)
     step = s.split_k * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]
-    short, long = (n * step - p["K"] % s.tile_k for n in (s.num_stages + 2, 33 * s.num_stages + 2))
+    short, long = (n * step - p["K"] % s.tile_k for n in (steps(s), 33 * s.num_stages + 2))
     shapes = tuple({"N": n * t.cluster_columns - tail, "K": short} for n in (2, 3, *range(4, 33)))
     rows = t.cluster_rows
     half = min(64, int(s.tile_n if t.swapped else s.tile_m) // 2)
@@ -72,7 +77,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     sizes = (
         Size({"M": 2 * rows + 1}, one),
         Size({"M": half + 5}, one),
-        Size({"M": (2 * s.raster_group + 2) * rows - 1}, one and 5 * one, (1,) if one else ()),
+        Size({"M": (2 * s.raster_group + 2) * rows - 1}, one and 7 * one, (2,) if one else ()),
         Size({"M": rows, "K": long}, one and 4 * one, (1,)),
     )
     return Trials((*shapes, {"N": p["N"], "K": p["K"]}), sizes)
