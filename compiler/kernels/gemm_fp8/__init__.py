@@ -22,9 +22,8 @@ from ptxflow.compiler.kernels.gemm_fp8.problem import (
     words,
 )
 
-MOST_COLUMNS = (
-    9  # of tiles that a trial has for each of a lane's scales to be that of a block's end
-)
+#: of tiles that a trial has for each of a lane's scales to be that of a block's end
+MOST_COLUMNS = 9
 
 
 def tiling(p: Problem, s: Strategy, device: Device) -> Tiling:
