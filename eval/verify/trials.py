@@ -58,7 +58,7 @@ class Attempt:
     @property
     def name(self) -> str:
         """All that it is, but for its data."""
-        return f"{self} {self.blocks} {self.absent}"
+        return f"{self} {self.blocks} {self.absent} {self.sequences}"
 
     @property
     def case(self) -> Case:

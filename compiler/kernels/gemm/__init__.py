@@ -44,8 +44,8 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 
 
 def steps(s: Strategy) -> int:
-    """Of K in trials: past a ring's first turn, and half as many are not alike modulo stages."""
-    return int(s.num_stages) + (2 if s.num_stages > 3 else 1)
+    """K steps of trials: past a ring's first turn, and another stage than half as many end at."""
+    return {2: 5, 3: 4}.get(int(s.num_stages), int(s.num_stages) + 2)
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
