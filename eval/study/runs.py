@@ -19,7 +19,7 @@ from ptxflow.env.space import Space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.study.search.bico import Bico
-from ptxflow.eval.study.search.optimisers import GENETIC, TPE, Annealing, CmaEs
+from ptxflow.eval.study.search.optimisers import GENETIC, TPE, CmaEs, Lfbo
 from ptxflow.eval.study.search.plain import Exhaustive, Sequential, Uniform
 from ptxflow.eval.study.search.play import Foul, Method, interference, play
 from ptxflow.eval.study.search.process import Process
@@ -31,7 +31,7 @@ AT = (0, 8, 16, 32)  # and those that learn from them
 CHECKED = 24  # measurements over which a method is checked for peeking
 CHUNK = 10  # seeds a task
 SEARCHES: tuple[Method, ...] = (
-    Uniform(), Exhaustive(), Sequential(), Bico(), TPE, CmaEs(), GENETIC, Annealing(),
+    Uniform(), Exhaustive(), Sequential(), Bico(), TPE, CmaEs(), GENETIC, Lfbo(),
     Process("Gaussian process"),
 )  # fmt: skip
 

@@ -58,7 +58,7 @@ METHODS: dict[str, tuple[int | str, str, str]] = {
     "TPE": (3, "--", "D"),
     "CMA-ES": (4, "--", "v"),
     "genetic algorithm": (5, "--", "P"),
-    "simulated annealing": (6, "--", "X"),
+    "LFBO": (6, "--", "X"),
     "BICO-guided": (9, "-.", ">"),
     "sequential": (7, "-.", "<"),
     "uniform random": (7, "-", ""),

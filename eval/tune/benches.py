@@ -111,7 +111,7 @@ class OnGpu(Bench):
     noise: float = LEAST_NOISE
     remark: str = ""  # why there is no profile
     lock: Lock = field(default_factory=Lock)  # of the GPU, for sessions side by side
-    _known: dict[str, Profile] = field(default_factory=dict)
+    counted: dict[str, Profile] = field(default_factory=dict)  # by the kernel's key
     _library: float = 0.0
 
     def __post_init__(self) -> None:
@@ -123,7 +123,7 @@ class OnGpu(Bench):
             try:
                 row = json.loads(line)
                 key = row.pop("key")
-                self._known[key] = Profile(**row)
+                self.counted[key] = Profile(**row)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise BadInput(f"{self.profiles}: no profile in {line[:40]!r}: {error}") from None
 
@@ -189,8 +189,8 @@ class OnGpu(Bench):
         return held or made(self.space, strategy)
 
     def profile(self, strategy: Strategy) -> Profile | None:
-        if not self.profiler or strategy.key in self._known:
-            return self._known.get(strategy.key)
+        if not self.profiler or strategy.key in self.counted:
+            return self.counted.get(strategy.key)
         kernel = self.kernel(strategy)
         (candidate,) = self.candidates([strategy])
         try:
@@ -199,7 +199,7 @@ class OnGpu(Bench):
         except counters.NoProfile as error:  # the session goes on by floors
             self.profiler, self.remark = "", str(error)
             return None
-        self._known[strategy.key] = found
+        self.counted[strategy.key] = found
         with self.profiles.open("a") as file:
             file.write(json.dumps({"key": strategy.key, **asdict(found)}) + "\n")
             file.flush()

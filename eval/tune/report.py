@@ -16,6 +16,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.compilation import CompiledKernel
@@ -23,6 +24,7 @@ from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.definition import Definition
 from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.records import best_baseline
+from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.study.html import Plot, Section
 from ptxflow.eval.study.html import page as html_page
 from ptxflow.eval.study.metrics import ends, resamples
@@ -34,6 +36,7 @@ CAPTIONS = {
     "progress": "Every kernel in the order in which it was measured.",
     "roofline": "The kernels that were the fastest so far, under the device's roofs.",
 }
+RANKED = 10  # kernels from which a rank correlation is shown
 NO_MOVE = "No round had a new champion."
 
 
@@ -112,6 +115,38 @@ def table(states: Sequence[Mapping[str, Any]]) -> str:
     return markdown(head, rows, 1)
 
 
+def beside_counters(states: Sequence[Mapping[str, Any]]) -> str:
+    """How well floors tell what Nsight Compute counts, of the kernels that rounds began at: the
+    share of a roof by its floor over the time, and as counted; Spearman's rank correlation of the
+    two and their median difference; how often both call the same roof's gap the larger."""
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for state in states:
+        floors, done = Floors(**state["floors_us"]), set[str]()
+        for made in state["rounds"]:
+            counted = state.get("profiles", {}).get(made["start"])
+            if counted is None or made["start"] in done:
+                continue
+            done.add(made["start"])
+            us = floors.attainable / made["gaps"]["share"]
+            row = floors.compute / us, counted["compute"], floors.memory / us, counted["memory"]
+            first = [
+                floors.compute * (1 - c) > floors.memory * (1 - m) for c, m in (row[::2], row[1::2])
+            ]
+            for name in (state["champion"]["strategy"]["family"], "all"):
+                found.setdefault(name, []).append((*row, first[0] == first[1]))
+    rows = []
+    for name, of in sorted(found.items(), key=lambda item: (item[0] == "all", item[0])):
+        table, cells = np.array(of), []
+        for by, seen in (table[:, :2].T, table[:, 2:4].T):
+            rank = f"{spearmanr(by, seen)[0]:.2f}" if len(of) >= RANKED else "-"
+            middle = np.median(by), np.median(seen), np.median(abs(by - seen))
+            cells += [*(f"{100 * x:.0f}%" for x in middle), rank]
+        rows.append([name, str(len(of)), *cells, f"{table[:, 4].mean():.0%}"])
+    head = [f"{roof}: {what}" for roof in ("compute", "memory")
+            for what in ("floor", "counted", "apart", "rank")]  # fmt: skip
+    return markdown(["kernels of", "", *head, "same larger gap"], rows, 1)
+
+
 def between(ratios: Sequence[float]) -> str:
     """The ends of a geometric mean's 95% interval, by bootstrap over workloads."""
     logs = np.log(ratios)
@@ -177,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m ptxflow.eval.tune.report", description=__doc__)
     parser.add_argument("sessions", nargs="+", type=Path, metavar="DIR|FILE.jsonl.xz")
     parser.add_argument("--pack", type=Path, metavar="FILE.jsonl.xz", help="write them, one a line")
-    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="renew its table `sessions`")
+    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="renew its tables")
     args = parser.parse_args(argv)
     found = [state for path in args.sessions for state in ended(path)]
     if not found:
@@ -186,7 +221,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with lzma.open(args.pack, "wt", preset=9) as file:
             file.writelines(json.dumps(state) + "\n" for state in found)
     if args.into:
-        write_whole(args.into, placed(args.into.read_text(), {"sessions": table(found)}))
+        tables = {"sessions": table(found), "counters": beside_counters(found)}
+        write_whole(args.into, placed(args.into.read_text(), tables))
     print(table(found))
     return 0
 

@@ -321,6 +321,7 @@ class Tuning:
             "rounds": [asdict(r) for r in self.found], "measured": len(session.measured),
             "times": [t.us if t.right else None for t in session.measured.values()],
             "champion": self.finals(), "profiler": getattr(bench, "remark", ""),
+            "profiles": {k: asdict(p) for k, p in getattr(bench, "counted", {}).items()},
         }  # fmt: skip
         if self.model:
             self.state["model"] = {"tokens": self.model.tokens, "failed": self.model.failed}

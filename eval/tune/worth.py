@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.study.ablation import MEASUREMENTS
 from ptxflow.eval.study.metrics import ends
+from ptxflow.eval.study.search.optimisers import Lfbo
 from ptxflow.eval.study.search.play import Method, play
 from ptxflow.eval.study.search.process import Process
 from ptxflow.eval.study.search.replay import Replay, measured_part, read_replays
@@ -54,6 +56,11 @@ GOAL, RESAMPLED, SESSIONS = 0.99, 2000, 50
 TOLD, LEAST = 0.03, 12  # a gain that a session should not have missed; strategies of a part
 UNIFORM = ", uniform draws"
 LOOP, OTHERS = "tuning loop", "tuning loop + knowledge"
+SOURCES = {
+    "h200": sorted(MEASUREMENTS.glob("h200-*.jsonl.xz")),
+    "h200, 64 draws of each": [MEASUREMENTS.parent / "results" / "tune-rivals-h200.jsonl.xz"],
+    "h100": sorted(MEASUREMENTS.glob("h100-*.jsonl.xz")),
+}
 NEARBY, FROM, ABROAD = (f"{OTHERS} of {what}" for what in (
     "all other workloads", "the other device", "the other device, its definition too"
 ))  # fmt: skip
@@ -97,7 +104,7 @@ def known_of(field: Field, rows: Sequence[Champion]) -> dict[str, list[Strategy]
 def methods_on(field: Field) -> dict[str, Method]:
     """By what is shown. The loop's forms have one name, of which their draws follow."""
     flat = replace(field, log_probs=np.zeros(len(field.log_probs)))
-    out: dict[str, Method] = {}
+    out: dict[str, Method] = {} if field.part else {"LFBO": Lfbo()}
     for own, tail in ((field, ""), (flat, UNIFORM)):
         for tuner in tuners(own.replay, own.log_probs)[: 1 if field.part else 2]:
             out[tuner.name + tail] = replace(tuner, name=LOOP)
@@ -206,11 +213,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [r for r in committed() if isinstance(r, Champion)]
     tables: list[list[str]] = []
     shown = ""
-    for device in ("h200", "h100"):
-        fields = find_fields(device, args.workloads)
+    for shown_as, paths in SOURCES.items():
+        fields = find_fields(paths, args.workloads)
         best: dict[str, list[Array]] = {}
         known: dict[str, list[bool]] = {}
-        for field in tqdm(fields, desc=f"play {device}"):
+        for field in tqdm(fields, desc=f"play {shown_as}"):
             begin = known_of(field, rows)
             for name, of in played(field, begin, args.seeds).items():
                 best.setdefault(name, []).append(of)
@@ -218,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 known.setdefault(what, []).append(bool(strategies))
         if fields:
             shown = shown or losses({n: of for n, of in best.items() if f"{OTHERS} of" not in n})
-            tables += pairs(device, best, known)
+            tables += pairs(shown_as, best, known)
     found = {
         "losses": shown,
         "pairs": markdown(["on", "with", "without", "workloads", "measurements, with over without, "
@@ -233,10 +240,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def find_fields(device: str, part: str) -> list[Field]:
-    """The sub-spaces of committed records that no training saw, or where none was measured whole
+def find_fields(paths: Sequence[Path], part: str) -> list[Field]:
+    """The sub-spaces of a device's records that no training saw, or where none was measured whole
     all that was measured, with what the device's policy says of them."""
-    paths = sorted(MEASUREMENTS.glob(f"{device}-*.jsonl.xz"))
     replays = [r for r in read_replays(paths) if r.kind != "trained"]
     held = (
         g for g in by_workload(load_measurements(paths)).values() if definition_of(g[0].definition)
@@ -244,12 +250,13 @@ def find_fields(device: str, part: str) -> list[Field]:
     parts = (
         [] if replays else [r for g in held if (r := measured_part(g)) and len(r.times) >= LEAST]
     )
-    policy, found = load_policy(default_checkpoint(device)), []
+    policy, found = cache(load_policy), []
     for replay in [*replays, *parts]:
         if part in replay.name:
             space = replay.space
             whole = enumerate_space(space.family, space.problem, space.device)
-            found.append(Field(replay, part_log_probs(policy, whole, space), not replays))
+            own = policy(default_checkpoint(space.device.name))
+            found.append(Field(replay, part_log_probs(own, whole, space), not replays))
     return found
 
 

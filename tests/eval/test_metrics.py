@@ -34,7 +34,7 @@ from ptxflow.eval.study.metrics import (
 )
 from ptxflow.eval.study.results import Distribution, claims, describe, fidelity, matching
 from ptxflow.eval.study.runs import Runs, evaluate
-from ptxflow.eval.study.search.optimisers import Annealing, CmaEs
+from ptxflow.eval.study.search.optimisers import CmaEs, Lfbo
 from ptxflow.eval.study.search.plain import Exhaustive, Ranked, Uniform
 from ptxflow.eval.study.search.play import Foul, Method
 from ptxflow.eval.study.search.replay import Replay
@@ -214,7 +214,7 @@ def test_kernels_that_are_wrong_count_as_no_speedup() -> None:
 
 
 def test_runs_are_the_same_on_one_process_and_on_two(replays: list[Replay]) -> None:
-    methods: list[Method] = [Uniform(), Exhaustive(), CmaEs(), Annealing()]
+    methods: list[Method] = [Uniform(), Exhaustive(), CmaEs(), Lfbo()]
     given = {r.name: methods for r in replays}
     one, two = (evaluate(replays, given, seeds=3, budget=8, jobs=jobs) for jobs in (1, 2))
     assert [(r.method, r.workload, r.asked.shape) for r in one[:2]] == [

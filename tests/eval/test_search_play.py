@@ -16,7 +16,7 @@ from ptxflow.compiler.device import H200
 from ptxflow.compiler.family import Decision, Demand, Problem, Rule
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.eval.study.search.bico import Bico, guaranteed, log, plateau, region, reuse
-from ptxflow.eval.study.search.optimisers import GENETIC, TPE, Annealing, CmaEs, Grid, Projection
+from ptxflow.eval.study.search.optimisers import GENETIC, TPE, CmaEs, Grid, Lfbo, Projection
 from ptxflow.eval.study.search.plain import Drawn, Exhaustive, Ranked, Sequential, Uniform
 from ptxflow.eval.study.search.play import Foul, Method, Search, interference, play
 from ptxflow.eval.study.search.process import Process, _Residuals, _slope
@@ -61,7 +61,7 @@ REPLAY = Replay("toy M=8", SPACE, times(), 10.0)
 SCORES = np.random.default_rng(2).random(len(SPACE))
 METHODS: tuple[Method, ...] = (
     Uniform(), Exhaustive(), Sequential(), Ranked("ranked", SCORES), Drawn("drawn", SCORES, 2.0),
-    Bico(), TPE, CmaEs(), GENETIC, Annealing(), Process("process"),
+    Bico(), TPE, CmaEs(), GENETIC, Lfbo(), Process("process"),
     Process("process from a policy", SCORES, 2.0),
 )  # fmt: skip
 
@@ -196,18 +196,8 @@ def test_an_optimiser_outlives_failures() -> None:
     """A kernel that failed is told as slow, not as infinite, which samplers refuse."""
     broken = times()
     broken[::3] = np.inf
-    for method in (TPE, CmaEs(), GENETIC, Annealing()):
+    for method in (TPE, CmaEs(), GENETIC, Lfbo()):
         assert len(play(method, Replay("toy", SPACE, broken, 1.0), 30, seed=0)) == 30
-
-
-def test_an_optimiser_that_fails_ends_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(objective: Callable[[Any], float], *_: Any, **__: Any) -> None:
-        objective(np.zeros(4))
-        raise OverflowError("no such point")
-
-    monkeypatch.setattr("scipy.optimize.dual_annealing", fails)
-    with pytest.raises(OverflowError, match="no such point"):
-        play(Annealing(), Replay("toy", SPACE, times(), 1.0), 30, seed=0)
 
 
 def test_sub_spaces_have_no_holes() -> None:

@@ -32,7 +32,7 @@ from ptxflow.eval.bench.schedule import Outcome as Built
 from ptxflow.eval.study.search.play import interference, play
 from ptxflow.eval.study.search.replay import Replay, read_replays
 from ptxflow.eval.tune import counters, knowledge, report, session
-from ptxflow.eval.tune.benches import OnGpu
+from ptxflow.eval.tune.benches import STEADY, OnGpu
 from ptxflow.eval.tune.champions import floors_of
 from ptxflow.eval.tune.gaps import NEAR_PEAK, Gaps, Profile
 from ptxflow.eval.tune.knowledge import Entry, Follow, Knowledge, Outcome, from_lines
@@ -463,15 +463,20 @@ def test_the_page_is_that_of_the_sessions_which_agree_with_their_records() -> No
     packed = ROOT / "eval" / "results" / "tune-h200.jsonl.xz"
     sessions, page = knowledge.ended(packed), (ROOT / "docs" / "moves.md").read_text()
     assert report.table(sessions) in page and knowledge.moves_table(knowledge.read(packed)) in page
+    assert report.beside_counters(sessions) in page
     timed: dict[tuple[Any, ...], list[float]] = {}
-    for r in read_records(packed.with_name("tune-records-h200.jsonl.xz")):
+    files = [packed.with_name(f"tune-{of}-h200.jsonl.xz") for of in ("rivals", "records")]
+    for r in (r for file in files for r in read_records(file)):
         assert r.gpu["driver"] and r.ptxas and r.correct and r.latency_us
-        timed.setdefault((*r.identity[:2], r.timing_pass, r.key), []).append(r.latency_us["median"])
+        long = r.timing_pass == SCREEN and r.peers.get("torch.mm", 0.0) >= STEADY
+        us = r.latency_us["median"] / (r.peers["torch.mm"] if long else 1.0)
+        timed.setdefault((*r.identity[:2], r.timing_pass, r.key), []).append(us)
     for s in sessions:
         of = Record(s["settings"]["definition"], s["settings"]["axes"], {}, "", "h200", "ok")
         tried = {b["key"]: b["us"] for made in s["rounds"] for b in made["branches"]}
-        for key, us in tried.items():
-            assert us == pytest.approx(timed[*of.identity[:2], SCREEN, key][-1], abs=1e-2)
+        scale = [us / timed[*of.identity[:2], SCREEN, key][-1] for key, us in tried.items()]
+        assert scale == pytest.approx([scale[0]] * len(scale), rel=1e-3)  # microseconds, or shares
+        assert scale[0] > STEADY or scale[0] == pytest.approx(1.0, rel=1e-3)
         final = s["champion"]
         assert final["us"] == pytest.approx(
             timed[*of.identity[:2], REFINE, final["key"]][-1], abs=1e-2
