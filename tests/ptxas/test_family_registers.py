@@ -12,7 +12,7 @@ from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from tests.emulation import text_of
-from tests.families import dsa_sparse, gdn_prefill, gqa_prefill, mla, moe
+from tests.families import dsa_sparse, gdn_prefill, gemm_fp8, gqa_prefill, mla, moe
 
 LARGE = gdn_prefill.strategy(
     chunk=32, helpers=4, stages=4, operands="pairs", solve="pairs", order="sequences"
@@ -64,7 +64,7 @@ def test_kernels_that_would_spill_are_refused(name: str) -> None:
 
 _ROWS: dict[str, int | str] = {"swap": 0, "up_tile": 128, "down_tile": 256, "order": "tokens"}
 _GROUP = dsa_sparse.strategy(chunk=0, tile=64, warps=8, stages=1)
-#: where a loop of known length has one turn: at shapes far from the definitions
+#: where a loop of known length has one turn, at shapes far from the definitions; or few draws go
 FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
     **{
         f"moe, {dev.name}": (
@@ -81,6 +81,11 @@ FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
         )
         for dtype in ("bfloat16", "float16")
     },
+    "fp8, persistent in groups": (
+        B200, gemm_fp8.problem(n=7168, k=2048),
+        gemm_fp8.strategy(consumers=1, epilogue="direct", num_stages=7, producer_regs=0,
+                          raster_group=8), "a block of K and of all blocks exceed the registers",
+    ),
 }  # fmt: skip
 
 

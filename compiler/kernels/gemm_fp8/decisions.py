@@ -45,7 +45,8 @@ def promoting(f: Fields, device: Device) -> Any:
     own = gemm.store_columns(f, device)
     groups = own // np.gcd(own, BLOCK)
     if device.has_tmem:
-        return held + np.where(f.swap == 1, held, 6 * groups - 4)
+        walked = (f.persistent == 1) & (f.raster_group > 1) & (f.epilogue == gemm.DIRECT)
+        return held + np.where(f.swap == 1, held, 6 * groups - 4 + 32 * walked)
     rows = np.maximum(f.tile_m // (64 * f.consumers), 1)
     weights = np.where(f.swap == 1, rows, groups)
     tokens = np.where(f.swap == 1, f.tile_n // 4, 2 * rows)
@@ -87,7 +88,7 @@ RULES = (
     ),
     rule(
         "sums of a block of K and of all blocks exceed the registers of a thread",
-        "swap tile_m tile_n consumers persistent producer_regs",
+        "swap tile_m tile_n consumers epilogue persistent producer_regs raster_group",
         lambda f, p, d: (
             gemm.registers_needed(whole(f, d), d) + promoting(f, d)
             <= gemm.register_limit(whole(f, d), d)
