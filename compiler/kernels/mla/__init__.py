@@ -224,12 +224,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
 
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
-    """Sequences whose tiles of queries are of one part and of two, of two and three, and so on, so
-    that last ones have any place among `loads`: the first tile sees all that its parts can hold,
-    and the one query behind it a key more. Behind one come queries without keys."""
-    tiles = range(min(k.cut, loads + 1), 1, -1)
-    first, *rest = ((k.queries + 1, (n - 1) * k.tile + 1) for n in tiles)
-    return rows_of(p, first, (3, 0), *rest)
+    """Behind a tile of queries, and queries without keys: sequences whose tiles are of one part and
+    of two, of two and three, and so on, so that last ones have any place among `loads`: the first
+    tile sees all that its parts can hold, and the one query behind it a key more."""
+    tokens = [(n - 1) * k.tile + 1 for n in range(min(k.cut, loads + 1), 1, -1)]
+    return rows_of(p, (k.queries, tokens[0]), (3, 0), *((k.queries + 1, n) for n in tokens))
 
 
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
