@@ -19,7 +19,7 @@ from ptxflow.compiler.ir import FOLD, Op, UOp, body_of, walk
 
 LANES = 32
 Array = NDArray[Any]
-_OPERATIONS: dict[str, Any] = {
+OPERATIONS: dict[str, Any] = {
     **FOLD,
     "min": np.minimum,
     "lt": np.less,
@@ -84,7 +84,7 @@ class Threads:
         a, b = map(self.value, node.src)
         if a is None or b is None:
             return None
-        out: Array = _OPERATIONS[node.arg](a, b)
+        out: Array = OPERATIONS[node.arg](a, b)
         return out.astype(np.uint64)
 
     def _block(self, body: tuple[UOp, ...], active: Array) -> Iterator[Touch]:

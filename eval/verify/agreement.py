@@ -27,12 +27,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
-from ptxflow.env.tasks.arguments import (
-    find_device,
-    natural_int,
-    parse_axes,
-    positive_int,
-)
+from ptxflow.env.tasks.arguments import find_device, natural_int, parse_axes, positive_int
 from ptxflow.env.tasks.definition import names
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.draws import draw

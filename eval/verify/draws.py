@@ -32,14 +32,7 @@ from ptxflow.env.tasks.arguments import (
     positive_int,
     product,
 )
-from ptxflow.env.tasks.definition import (
-    Axis,
-    Definition,
-    Tensor,
-    load,
-    names,
-    own_names,
-)
+from ptxflow.env.tasks.definition import Axis, Definition, Tensor, load, names, own_names
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.shapes import FOLLOWING, following, taken
 from ptxflow.env.tasks.training_set import registered, row_of

@@ -133,9 +133,7 @@ def _perturbed(node: UOp) -> Iterator[tuple[str, str, UOp]]:
 
 
 #: an instruction with a weaker meaning and the same operands, or fewer
-_WEAKER = {
-    "mbar_arrive_peer": ("mbar_arrive",),
-}
+_WEAKER = {"mbar_arrive_peer": ("mbar_arrive",)}
 
 
 def _attributes(node: UOp) -> Iterator[tuple[str, str, UOp]]:

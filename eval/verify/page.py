@@ -147,10 +147,7 @@ def sections(summaries: Iterable[Summary]) -> dict[str, str]:
 
 
 def arguments() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="python -m ptxflow.eval.verify.page",
-        description=__doc__,
-    )
+    parser = Parser(prog="python -m ptxflow.eval.verify.page", description=__doc__)
     parser.add_argument("results", nargs="+", type=Path, metavar="FILE.json")
     parser.add_argument("--into", type=Path, metavar="PAGE.md", help="instead of printing")
     return parser

@@ -27,13 +27,7 @@ from ptxflow.compiler.kernels import family
 from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import natural_int, parse_axes, positive_int
 from ptxflow.eval.verify import results
-from ptxflow.eval.verify.draws import (
-    add_arguments,
-    by_definition,
-    definitions,
-    draw,
-    draw_shapes,
-)
+from ptxflow.eval.verify.draws import add_arguments, by_definition, definitions, draw, draw_shapes
 from ptxflow.eval.verify.emulation import SAMPLED, covering_emulation
 from ptxflow.eval.verify.results import Log, Summary, kernels_digest, machine_digest
 

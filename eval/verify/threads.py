@@ -6,9 +6,8 @@ A loop takes no second turn where none does in any trip class of its family.
 from __future__ import annotations
 
 import math
-import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -16,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.check.arithmetic import MAX, Arithmetic
+from ptxflow.compiler.check.reach import OPERATIONS
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir.nodes import LANE, PREDICATES, WARP, Op, UOp, alu, const, special, var
+from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, alu, const, special, var
 from ptxflow.compiler.ir.statements import KernelInfo, body_of, walk
 
 Values = NDArray[np.uint64] | None
@@ -66,15 +66,15 @@ class Threads:
         if node.op is Op.ROLE:
             warp = self.known[WARP]
             mask = mask & (warp >= node.arg.first) & (warp < node.arg.first + node.arg.warps)
-        todo = [node.src[0]] if node.op is Op.IF else []
-        while todo:
-            condition = todo.pop()
-            if (known := self.of(condition)) is not None:
-                mask = mask & (known != 0)
-            elif condition.op is Op.ALU and condition.arg == "and":
-                todo += condition.src
+        if node.op is Op.IF:
+            mask = np.all([mask, *map(self.may, conjuncts(node.src[0]))], axis=0)
         for i, child in enumerate(body_of(node)):
             yield from self.of_statements(child, (*path, i), mask)
+
+    def may(self, condition: UOp) -> Mask:
+        """The threads for which a condition may hold."""
+        known = self.of(condition)
+        return np.ones_like(self.known[LANE], np.bool_) if known is None else known != 0
 
     def same(self, one: UOp, two: UOp, where: Mask | None) -> bool:
         """Whether two values are equal in every thread `where` they are computed; of what depends
@@ -127,6 +127,15 @@ class Threads:
         return self.known[value]
 
 
+def conjuncts(condition: UOp) -> Iterator[UOp]:
+    """What must hold for a condition to hold."""
+    if condition.op is Op.ALU and condition.arg == "and":
+        for side in condition.src:
+            yield from conjuncts(side)
+    else:
+        yield condition
+
+
 def _most(stop: str, runs: Sequence[dict[str, int]]) -> float:
     """The greatest value of an expression in some runs; infinite where that depends on more."""
     try:
@@ -136,23 +145,9 @@ def _most(stop: str, runs: Sequence[dict[str, int]]) -> float:
 
 
 def _computed(name: str, a: Any, b: Any) -> Values:
-    if name == "min":
-        return np.asarray(np.minimum(a, b))
-    if name in PREDICATES:
-        made = {"lt": a < b, "ge": a >= b, "eq": a == b, "ne": a != b}[name]
-        return np.asarray(made, np.uint64)
     if (name in ("div", "rem") and not b.all()) or (name in ("shl", "shr") and (b > 31).any()):
         return None
-    return np.asarray(_PLAIN[name](a, b) & np.uint64(0xFFFFFFFF))
-
-
-#: on unsigned 64-bit numbers, of which the lower half is kept
-_PLAIN: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.floordiv,
-    "rem": operator.mod, "xor": operator.xor, "and": operator.and_, "or": operator.or_,
-    "shl": operator.lshift, "shr": operator.rshift,
-    "mulhi": lambda a, b: (a * b) >> np.uint64(32),
-}  # fmt: skip
+    return np.asarray(OPERATIONS[name](a, b), np.uint64)
 
 
 def same_turn(old: UOp, new: UOp) -> bool:

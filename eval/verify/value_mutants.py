@@ -24,7 +24,7 @@ from ptxflow.compiler.ir.nodes import VALUES, Op, UOp, Use, alu, const
 from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, walk
 from ptxflow.eval.verify.equivalent import HINTS, names
 from ptxflow.eval.verify.mutants import Mutant
-from ptxflow.eval.verify.threads import Mask, Threads, same_turn
+from ptxflow.eval.verify.threads import Mask, Threads, conjuncts, same_turn
 
 #: what is changed: a turn's parity; a ring's stage; a loop's or comparison's bound; a factor; a
 #: summand; a divisor, mask or shift, which take an index apart; another constant; which register;
@@ -97,10 +97,7 @@ def _here(statement: UOp, old: UOp, new: UOp) -> UOp:
     body = body_of(statement)
     head = statement.src[: len(statement.src) - len(body)]
     return UOp(
-        statement.op,
-        (*(replaced(s, old, new) for s in head), *body),
-        statement.arg,
-        statement.site,
+        statement.op, (*(replaced(s, old, new) for s in head), *body), statement.arg, statement.site
     )
 
 
@@ -110,7 +107,7 @@ def candidates(kernel: UOp, trips: Sequence[Trip] = ()) -> Iterator[Candidate]:
     threads = Threads(kernel.arg)
     threads.learn(kernel, trips)
     where: dict[tuple[tuple[int, ...] | None, UOp], Mask] = {}
-    there = dict(threads.of_statements(kernel))
+    there: dict[tuple[int, ...] | None, Mask] = dict(threads.of_statements(kernel))
     for path, node in walk(kernel):
         for src, reached in _reached(node, there[path], threads):
             for value in _nodes(src):
@@ -121,21 +118,27 @@ def candidates(kernel: UOp, trips: Sequence[Trip] = ()) -> Iterator[Candidate]:
         key = found.old, found.new, found.path
         if found.old is not found.new and key not in seen:
             seen.add(key)
-            mask = where.get((found.path, found.old))
+            mask = where.get((found.path, found.old), there.get(found.path))
             if not threads.same(found.old, found.new, mask):
                 yield found
 
 
 def _reached(node: UOp, executing: Mask, threads: Threads) -> Iterator[tuple[UOp, Mask]]:
-    """The operands of a statement and the threads in which they count: beside `inside`, those for
-    which it may hold."""
+    """The operands of a statement, of conditions all that must hold, and the threads in which each
+    counts: beside `inside`, those for which it may hold; of what must hold, those for which all
+    else may."""
     held = [s for s in node.src if s.op in VALUES or s.op is Op.SLOT]
     names_of = [name for name, _ in atom(node.arg.atom).operands] if node.op is Op.ATOM else []
-    inside = node.src[names_of.index("inside")] if "inside" in names_of else None
-    known = threads.of(inside) if inside is not None else None
+    condition = node.src[names_of.index("inside")] if "inside" in names_of else None
+    if node.op is Op.IF:
+        condition = node.src[0]
+    parts = list(conjuncts(condition)) if condition is not None else []
+    may = [threads.may(part) for part in parts]
+    for i, part in enumerate(parts):
+        yield part, np.all([executing, *may[:i], *may[i + 1 :]], axis=0)
     for src in held:
-        counts = known is None or src is inside
-        yield src, executing if counts else executing & (known != 0)
+        if src is not condition:
+            yield src, np.all([executing, *may], axis=0)
 
 
 def _all(kernel: UOp) -> Iterator[Candidate]:
@@ -218,7 +221,7 @@ def _operands(node: UOp) -> Iterator[tuple[str, str, UOp, int, Put]]:
             for i, place in enumerate(("start", "stop", "step"), 1):
                 yield "bound", place, node.src[i], 1, partial(_with, node, i)
         case Op.IF:
-            yield "bound", "condition", node.src[0], 1, partial(_with, node, 0)
+            yield "predicate", "condition", node.src[0], 1, partial(_with, node, 0)
         case Op.ATOM:
             for i, (name, kind) in enumerate(atom(node.arg.atom).operands):
                 operand = node.src[i]
@@ -258,13 +261,7 @@ def _inside(node: UOp, i: int, k: int, new: UOp) -> UOp:
 
 def _within(value: UOp) -> Iterator[UOp]:
     """The operations of an expression, each once."""
-    seen, todo = set[UOp](), [value]
-    while todo:
-        node = todo.pop()
-        if node.op is Op.ALU and node not in seen:
-            seen.add(node)
-            yield node
-            todo += node.src
+    return (n for n in _nodes(value) if n.op is Op.ALU)
 
 
 class _Variables:

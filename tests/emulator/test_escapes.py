@@ -158,6 +158,7 @@ def near_tiles(self: schedule.Work, step: Value) -> Any:
 
 
 TALL = gqa_prefill.strategy(consumers=3, share=4, tile_kv=32, stages=1, pin=1, order="tiles")
+FLAT = gqa_prefill.strategy(consumers=1, share=8, tile_kv=32, stages=2, overlap=1, pin=1)
 INDEXED = dsa_indexer.problem(), dsa_indexer.strategy(tile=64, stages=3)
 GROUPED = next(s for device, _, s in gemm.CASES if device is H200 and s.raster_group > 1)
 Plant = tuple[Any, str, Callable[..., Any], Any, Any]
@@ -302,6 +303,30 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
     "the row behind the last, in the second half of a warp's": (
         gemm.problem(16, 6144), gemm.strategy(tile_n=32, consumers=1, epilogue="direct"),
         "lt of one more in inside", "st_global(C, C, out", 1,
+    ),
+    "sums that go on where there are none, of a tile before one of more keys": (
+        gqa_prefill.problem(kv_heads=4), FLAT.replace(consumers=2, stages=1),
+        "16 to 32 in mul in accumulate", "wgmma_registers(acc", 0,
+    ),
+    "keys that the query behind a tile's last sees": (
+        gqa_prefill.problem(64, kv_heads=4), FLAT.replace(overlap=0, pin=0),
+        "8 to 9 in add in c1", "tma_load(k_tiles", 0,
+    ),
+    **{
+        f"a tile's queries less one, {name}": (
+            gqa_prefill.problem(1, kv_heads=4), FLAT.replace(share=2, order="tiles"),
+            "32 to 31 in div in index", "st_global(output, output, line)", which,
+        )
+        for which, name in enumerate(("before a sequence", "of all tiles"))
+    },
+    "the part behind the last, of the first sequence": (
+        mla.problem(prefill=True), mla.prefill(queries=1, parts=2, tile=32),
+        "c_q_begin to c_q_which in add in index", "ld_global(c_sums", 0,
+    ),
+    "a full tile's columns behind the first tile": (
+        gemm.problem(512, 4096), gemm.strategy(
+            tile_m=64, tile_n=96, consumers=1, tile_k=32, cluster="1x2", epilogue="direct"
+        ), "2 to 3 in mul in index", "st_global(C, C, out", -4,
     ),
     "a draw without the equals in one place of lanes": (
         sampling.problem(16384), sampling.strategy(ctas=1, residency="reread", unroll=4),

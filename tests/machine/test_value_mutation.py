@@ -101,6 +101,18 @@ def test_what_a_change_makes_of_a_tree() -> None:
     assert not any(kind == "register" for kind, *_ in changes)
 
 
+def test_what_else_must_hold_decides_where_a_condition_counts() -> None:
+    tree = toy()
+    inside, *others = ((LANE < 4) & (LANE < 8) & (CTAID < 3), LANE < 6, const(1))
+    store = replaced(tree.src[1].src[4], LANE * 8 < 20, inside)
+    made = kernel(tree.arg, tree.src[0], *(when(condition, store) for condition in others))
+    found = {(c.change, c.path) for c in candidates(made) if c.path is not None}
+    bounds = {c for c, path in found if path == (2, 0) and c.endswith("in lt in inside")}
+    assert bounds >= {"4 to 2 in lt in inside", "3 to 2 in lt in inside"}
+    assert [c for c in bounds if c.startswith("8 to")] == ["8 to 0 in lt in inside"]
+    assert {change for change, path in found if path == (2,)} == {"1 to 0 as condition"}
+
+
 def test_an_expression_changes_everywhere_or_at_one_statement() -> None:
     tree = toy()
     twice = [c for c in candidates(tree) if c.change == "4 to 5 in mul in index"]

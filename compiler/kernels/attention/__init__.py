@@ -45,6 +45,13 @@ def summed(p: Problem, chunk: int, loads: int, warps: int = 1) -> Size:
     return Size(sized(p, len(lengths), 0, pages * page), sums=PartialSums(chunk, lengths))
 
 
+def rows_of(p: Problem, *rows: tuple[int, int]) -> Size:
+    """Sequences of so many queries and keys each."""
+    page = dict(p.axes).get("page_size", 1)
+    tokens = sum(-(-keys // page) * page for _, keys in rows)
+    return Size(sized(p, len(rows), sum(n for n, _ in rows), tokens, spare=3), sequences=rows)
+
+
 def few(count: int, most: int = 4) -> list[int]:
     """2 to `most` of so many, or 1 of one, and all of them."""
     return sorted({min(n, count) for n in range(2, most + 1)} | {count})

@@ -70,7 +70,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     step = s.split_k * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]
     short, long = (n * step - p["K"] % s.tile_k for n in (steps(s), 33 * s.num_stages + 2))
-    shapes = tuple({"N": n * t.cluster_columns - tail, "K": short} for n in (2, 3, *range(4, 33)))
+    columns = range(2 + (tail > 0), 33)  # the second one whole
+    shapes = tuple({"N": n * t.cluster_columns - tail, "K": short} for n in columns)
     rows = t.cluster_rows
     half = min(64, int(s.tile_n if t.swapped else s.tile_m) // 2)
     one = t.cluster_size if s.persistent else None

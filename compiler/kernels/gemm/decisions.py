@@ -257,21 +257,13 @@ RULES = (
         "cta_group tile_m",
         lambda f, p, d: (f.cta_group == 1) | (f.tile_m == 128),
     ),
-    rule(
-        FEW_ROWS,
-        "swap",
-        lambda f, p, d: (f.swap == 0) | (p["M"] <= SWAP_ROWS),
-    ),
+    rule(FEW_ROWS, "swap", lambda f, p, d: (f.swap == 0) | (p["M"] <= SWAP_ROWS)),
     rule(
         "tile_m far beyond its side of the problem computes nothing useful",
         "swap tile_m",
         lambda f, p, d: f.tile_m <= np.maximum(64, MAX_TILE_WASTE * _padded(sides(f, p)[0], 64)),
     ),
-    rule(
-        SMALLER,
-        "swap tile_n",
-        lambda f, p, d: smaller_tile_n(f, d) < sides(f, p)[1],
-    ),
+    rule(SMALLER, "swap tile_n", lambda f, p, d: smaller_tile_n(f, d) < sides(f, p)[1]),
     rule(
         "tcgen05 takes N in steps of 16, a CTA pair in steps of 32",
         "cta_group tile_n",
@@ -350,11 +342,7 @@ RULES = (
             | ((f.epilogue == DIRECT) & (f.persistent == 0) & (f.producer_regs == 0))
         ),
     ),
-    rule(
-        SWAPPED,
-        "swap epilogue",
-        lambda f, p, d: (f.swap == 0) | (f.epilogue == DIRECT),
-    ),
+    rule(SWAPPED, "swap epilogue", lambda f, p, d: (f.swap == 0) | (f.epilogue == DIRECT)),
     rule(
         "a TMA store needs rows of C that are a multiple of 16 bytes",
         "epilogue",
@@ -426,9 +414,5 @@ RULES = (
             (f.raster_group == 1) | (f.raster_group < 2 * -(-sides(f, p)[0] // f.tile_m))
         ),
     ),
-    rule(
-        WALK,
-        "swap raster_group",
-        lambda f, p, d: (f.swap == 0) | (f.raster_group == 1),
-    ),
+    rule(WALK, "swap raster_group", lambda f, p, d: (f.swap == 0) | (f.raster_group == 1)),
 )

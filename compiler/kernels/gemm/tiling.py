@@ -13,16 +13,7 @@ from typing import Any
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem, Strategy
-from ptxflow.compiler.ir.nodes import (
-    CTA_RANK,
-    CTAID,
-    UOp,
-    Value,
-    const,
-    param,
-    special,
-    var,
-)
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, UOp, Value, const, param, special, var
 from ptxflow.compiler.ir.statements import KernelInfo
 from ptxflow.compiler.ir.storage import global_tensor, smem
 from ptxflow.compiler.kernels.gemm import decisions

@@ -17,7 +17,7 @@ from ptxflow.compiler.family import (
     Trip,
 )
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.attention import few, sized
+from ptxflow.compiler.kernels.attention import few, rows_of, sized
 from ptxflow.compiler.kernels.gqa_prefill import blackwell, cost, decisions, hopper, merge
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import LINES
@@ -143,14 +143,15 @@ def _room(k: Kernel, tokens: int) -> tuple[int, int, int]:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions. Few queries beside many keys, of
-    which the last ones see one turn of a ring more; two sequences of several tiles; tiles of
-    queries without a key; many sequences, few of which have tokens, and whose look-up takes several
-    steps; sequences, with keys and without, whose last rows are those of each store of a warp; a
-    full tile that sees one key more than fill a ring; a ring beyond its 32nd turn; all parts. Of
-    some blocks an odd number, so that they are of all heads.
+    which the last ones see one turn of a ring more; sequences of several tiles, one behind a whole
+    tile's queries and one a query short of that, of which a tile sees one tile of keys and the next
+    more; tiles of queries without a key; many sequences, few of which have tokens, and whose
+    look-up takes several steps; sequences, with keys and without, whose last rows are those of each
+    store of a warp; a full tile that sees one key more than fill a ring; a ring beyond its 32nd
+    turn; all parts. Of some blocks an odd number, so that they are of all heads.
     """
     k = kernel(p, s, device)
-    group, tile = k.heads // k.kv_heads, k.tile_kv
+    group, tile, asked = k.heads // k.kv_heads, k.tile_kv, k.tokens
     shapes = tuple({"num_kv_heads": n, "num_qo_heads": n * group} for n in few(k.kv_heads))
 
     begun = (0,) if k.cut > 1 else ()  # all of the first launch, as the second reads what it leaves
@@ -158,17 +159,17 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, count, queries, *_room(k, tokens)), None, (*begun, *some))
 
-    whole, ring = 2 * k.tokens + 5, s.stages * tile
-    turns, most = -(-2 * k.tokens // ring), max(whole, (2 * s.stages + 3) * tile)
+    whole, ring = 2 * asked + 5, s.stages * tile
+    turns, most = -(-2 * asked // ring), max(whole, (2 * s.stages + 3) * tile)
     stores = k.warp_rows // LINES + 1
     rows = max(1, LINES // k.share) * stores * (stores + 1) // 2
     # the first queries see two tiles of the last part that need a mask
-    cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - k.tokens // 2
+    cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - asked // 2
     sizes = (
         size(1, whole, -(-most // ring) * ring + 3, (7,)),
-        size(2, 2 * whole, 2 * whole + ring + 3),
-        Size(sized(p, 1, 2 * k.tokens, turns * ring + 1), None, (*begun, 7)),
-        size(3, 3 * k.tokens + 6, 5),
+        rows_of(p, (asked, 0), (3 * asked - 1, tile + asked - 1), (2 * asked, whole + ring)),
+        Size(sized(p, 1, 2 * asked, turns * ring + 1), None, (*begun, 7)),
+        size(3, 3 * asked + 6, 5),
         size(35, 8, 8),
         size(stores, rows, 60),
         Size(sized(p, stores, rows, 1)),
@@ -188,13 +189,7 @@ GQA_PREFILL = Family.of(
     ("gqa_paged", "gqa_ragged"),
     decisions,
     cost,
-    Kernels(
-        build,
-        trips,
-        lambda p, s, d: kernel(p, s, d).launch(),
-        trial,
-        trials,
-    ),
+    Kernels(build, trips, lambda p, s, d: kernel(p, s, d).launch(), trial, trials),
     revise=revise,
     accepts=accepts,
     more=WIDE,

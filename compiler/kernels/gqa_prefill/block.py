@@ -23,13 +23,7 @@ from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, valu
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, loop, parameters, when
 from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import SCALE, WORD
-from ptxflow.compiler.kernels.gqa_prefill.decisions import (
-    TILE,
-    TOKEN,
-    boxes,
-    smem_bytes,
-    threads,
-)
+from ptxflow.compiler.kernels.gqa_prefill.decisions import TILE, TOKEN, boxes, smem_bytes, threads
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
 from ptxflow.compiler.kernels.gqa_prefill.merge import Merge
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT

@@ -183,14 +183,10 @@ RULES = (
     ),
     rule(COPIED, "tile_kv stages", lambda f, p, d: copied(f, p, d)),
     rule(
-        OUTGROWN,
-        "consumers tile_kv overlap",
-        lambda f, p, d: held(f, p, d) <= register_limit(f, d),
+        OUTGROWN, "consumers tile_kv overlap", lambda f, p, d: held(f, p, d) <= register_limit(f, d)
     ),
     rule(
-        SHARED,
-        "consumers tile_kv stages",
-        lambda f, p, d: smem_bytes(f, p, d) <= d.smem_per_block,
+        SHARED, "consumers tile_kv stages", lambda f, p, d: smem_bytes(f, p, d) <= d.smem_per_block
     ),
     rule(
         "a softmax is pinned where outputs are computed beside it",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.attention import UNLIKE, held_of, sized, summed
+from ptxflow.compiler.kernels.attention import UNLIKE, held_of, rows_of, sized, summed
 from ptxflow.compiler.kernels.mla import cost, decisions
 from ptxflow.compiler.kernels.mla.attend import Attend
 from ptxflow.compiler.kernels.mla.blackwell import DIMS, Blackwell
@@ -224,12 +224,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
 
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
-    """Sequences behind some queries without keys, one tile of queries each: of two parts and more,
-    so that last ones have any place among `loads`; a key less, and these are one part less."""
-    tiles = range(min(k.cut, loads + 1), 1, -1)
-    rows = ((3, 0), *((k.queries, (n - 1) * k.tile + 1) for n in tiles))
-    asked, pages = sum(n for n, _ in rows), sum(-(-n // p["page_size"]) for _, n in rows)
-    return Size(sized(p, len(rows), asked, pages * p["page_size"]), sequences=rows)
+    """Behind a tile of queries, and queries without keys: sequences whose tiles are of one part and
+    of two, of two and three, and so on, so that last ones have any place among `loads`: the first
+    tile sees all that its parts can hold, and the one query behind it a key more."""
+    tokens = [(n - 1) * k.tile + 1 for n in range(min(k.cut, loads + 1), 1, -1)]
+    return rows_of(p, (k.queries, tokens[0]), (3, 0), *((k.queries + 1, n) for n in tokens))
 
 
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:

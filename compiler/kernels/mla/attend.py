@@ -83,9 +83,7 @@ class Attend(Multiplier):
         early = self.split and self.s.dependent
         theirs, mine = self.given if self.warps == SPLIT else (0, 0)
         gather = role(
-            Role("gather", self.warps, self.helpers, regs=theirs),
-            *seek,
-            traced(self.gather, asked),
+            Role("gather", self.warps, self.helpers, regs=theirs), *seek, traced(self.gather, asked)
         )
         multiply = role(
             Role("multiply", 0, self.warps, regs=mine),

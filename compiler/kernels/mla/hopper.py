@@ -7,12 +7,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import UOp, var
 from ptxflow.compiler.ir.statements import KernelInfo, Role, loop, role
-from ptxflow.compiler.kernels.mla.hopper_decisions import (
-    CONSUMER_REGS,
-    COPIER_REGS,
-    COPIERS,
-    WARPS,
-)
+from ptxflow.compiler.kernels.mla.hopper_decisions import CONSUMER_REGS, COPIER_REGS, COPIERS, WARPS
 from ptxflow.compiler.kernels.mla.hopper_group import SIDES, Halves, Warpgroup
 from ptxflow.compiler.kernels.mla.hopper_parts import COPYING, Copier
 from ptxflow.compiler.kernels.mla.span import Span, Work

@@ -70,10 +70,7 @@ def bounds_of(sizes: Ints) -> Ints:
 
 
 def choose(
-    problem: Problem,
-    lengths: Sequence[int] | None,
-    queries: Sequence[int] | None,
-    seed: int,
+    problem: Problem, lengths: Sequence[int] | None, queries: Sequence[int] | None, seed: int
 ) -> Sequences:
     """Sequences that have the problem's axes: those given, or uneven ones, of which one has more
     queries than keys, or two of latents. ValueError where the given ones do not have the axes.

@@ -28,8 +28,10 @@ ALIGNED = 18  # bits of a key in the widest bin of a first digit
 BINS = 0b0101010, 0b1010101
 SPREAD = 512  # elements there that fit all lists, spread over the row
 #: keys that elements of the bin have, within the narrowest; a single filter ends at the second, p
-#: of what k leaves at the third
-LEVELS = (0x1B2D, 0x5555, 0xAAAA, 0xE4D2), (0x6CB1, 0xAAAA, 0xD555, 0xF30E)
+#: of what k leaves at the third; by turns, the last of all bins that a lane has of each later digit
+LEVELS = (0x1B2D, 0x4050, 0xA0A0, 0xE4D2), (0x6CB1, 0xAAAA, 0xD555, 0xF30E)
+#: what is between those two and larger elements: in every bin before theirs that their lane has
+NEXT = np.concatenate([np.arange(1, 16), np.arange(1, 32) << 8, np.arange(1, 8) << 16])
 WHOLE = 1 << UNIT
 MOST = 1 << 24  # units that every float32 can have
 #: where draws fall, modulo a power of two: ends of segments, and of lanes
@@ -75,8 +77,12 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int) -> Row:
     larger = held[-1] * rng.uniform(1.5, 6, vocab)
     most = np.where(dense, held[0] / 2, min(held[0] / 4, 0.1 / vocab))
     smaller = rng.uniform(0, most) * (rng.random(vocab) < 0.5)
+    beside = np.add.outer(NEXT, held[1:3].view(np.uint32)).astype(np.uint32).view(np.float32)
     row = np.where(kind == 0, larger, rng.choice(held, vocab))
-    return np.where(there | dense & (kind != 1), row, smaller).astype(np.float32)
+    counted = there | dense & (kind != 1)
+    turns = np.flatnonzero(counted & (kind > 5))
+    row[turns] = np.resize(beside, len(turns))
+    return np.where(counted, row, smaller).astype(np.float32)
 
 
 def _softmax(logits: Values) -> Row:
