@@ -105,7 +105,7 @@ def _routing(
     rounded = stored(bias, "bfloat16")
     ties = min(GROUPS - 1, tokens // 4) if len(best) == GROUPS and tokens <= MANY else 0
     ranks = RANKS if routing == SPREAD and len(around) and tokens > 16 else 0
-    served = (numbers := np.arange(tokens)) % 9 != ties % 9
+    served = (numbers := np.arange(tokens)) % 25 != ties % 25
     if tokens > MANY:
         served = np.isin(numbers, np.linspace(0, tokens - 1, SPACED).round())
     others = [e for e in live if many and e != near[0]]
@@ -113,7 +113,7 @@ def _routing(
     logits = np.zeros((tokens, count), np.float32)
     unclear, away = np.ones(tokens, bool), AWAY - 0.01 * np.arange(len(mine))  # no two alike
     for _ in range(DRAWS):
-        drawn = rng.normal(size=(tokens, count))
+        drawn = rng.normal(-2.0 * many, size=(tokens, count))
         drawn[:, mine] = rng.uniform(1, 3, (tokens, len(mine)))
         drawn[:, near[:many]] += 2.0
         for number, expert in enumerate(others):
