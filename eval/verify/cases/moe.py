@@ -115,7 +115,6 @@ def _routing(
     for _ in range(DRAWS):
         drawn = rng.normal(-2.0 * many, size=(tokens, count))
         drawn[:, mine] = rng.uniform(1, 3, (tokens, len(mine)))
-        drawn[:, near[:many]] += 2.0
         for number, expert in enumerate(others):
             drawn[turn != number, expert] += 2 * AWAY
         drawn[np.ix_(~served, np.asarray(mine, np.int64))] = away
