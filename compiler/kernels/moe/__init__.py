@@ -21,7 +21,7 @@ from ptxflow.compiler.kernels.moe.wide import AT_END, AT_START, WIDE
 from ptxflow.compiler.launch import Given, InputParam, Launch, launch_of
 
 #: blocks of hidden and of inner sizes on which kernels are emulated, cheap ones first
-SHAPES = ((5, 2), (7, 2), (10, 2), (14, 2), (7, 4), (14, 4), (4, 2), (8, 4))
+SHAPES = ((5, 2), (4, 2), (7, 2), (10, 2), (14, 2), (7, 4), (14, 4), (8, 4))
 MANY, SPACED = 180, 33  # tokens, of more of which so many, evenly spaced, have local experts
 CTAS = 13  # of either product, of which none has the same part of all experts' weights
 SCALARS: Given = {
@@ -157,10 +157,10 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """As many blocks as have the divisions of the problem's and fill no ring that these do not.
 
-    One problem for experts and tiles: each expert that a lane can have has tokens, next to those of
-    others; one has more than a tile; CTAs take one tile after another; rows reach beyond a quarter
-    of the workspace. Another for places: each warp has tokens of the same expert, one in its second
-    turn, and most experts have none.
+    A token without local experts: warps and CTAs that find nothing. Tokens for each expert that a
+    lane can have, next to those of others, for one more than a tile; CTAs take one tile after
+    another, rows reach beyond a quarter of the workspace. Many tokens: every warp has one of the
+    same expert, some in the second turn, and most experts have none.
     """
     own, shapes = dict(p.axes), []
     for blocks, inner in SHAPES:
@@ -173,10 +173,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         del sized["seq_len"]
         shapes.append(sized)
     before = (0,) * (len(launch(p, s, device).steps) - 3)
-    ctas, tokens = (*before, CTAS, CTAS), max(60, int(s.tile_t) * 4 // 3 + 6)
     apart = max(Permute(p, s, device).warps + 1, MANY // (SPACED - 1) + 1)
-    many = Size({"seq_len": 1 + (SPACED - 1) * apart}, ctas, (*before, 0, 0, SPACED))
-    return Trials(tuple(shapes), (Size({"seq_len": tokens}, ctas), many))
+    tokens = 1, max(60, int(s.tile_t) * 4 // 3 + 6), 1 + (SPACED - 1) * apart
+    some = (), (), (*before, 0, 0, SPACED)
+    ctas = (*before, CTAS, CTAS)
+    sizes = (Size({"seq_len": n}, ctas, of) for n, of in zip(tokens, some, strict=True))
+    return Trials(tuple(shapes), tuple(sizes))
 
 
 MOE = Family.of(
