@@ -94,7 +94,7 @@ def _routing(
     bias = rng.normal(0, 0.1, count)
     mine = [e for e in range(first, first + local) if 0 <= e < count]
     live, many = _live(mine, tokens), CHOSEN < len(mine) <= WORD
-    near = list(map(int, rng.permutation(live)[:3])) if many else mine
+    near = live[:1] + [int(e) for e in rng.permutation(live[1:])[:2]] if many else mine
     bias[mine] = -4.0
     if routing == ONE:
         bias[mine[-1:]] = 4.0
