@@ -157,10 +157,10 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """As many blocks as have the divisions of the problem's and fill no ring that these do not.
 
-    A token without local experts: warps and CTAs that find nothing. Tokens for each expert that a
-    lane can have, next to those of others, for one more than a tile; CTAs take one tile after
-    another, rows reach beyond a quarter of the workspace. Many tokens: every warp has one of the
-    same expert, some in the second turn, and most experts have none.
+    A token without local experts: warps and CTAs that find nothing. Many tokens: every warp has one
+    of the same expert, some in the second turn, and most experts have none. Tokens for each expert
+    that a lane can have, next to those of others, for one more than a tile; CTAs take one tile
+    after another, rows reach beyond a quarter of the workspace.
     """
     own, shapes = dict(p.axes), []
     for blocks, inner in SHAPES:
@@ -174,8 +174,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         shapes.append(sized)
     before = (0,) * (len(launch(p, s, device).steps) - 3)
     apart = max(Permute(p, s, device).warps + 1, MANY // (SPACED - 1) + 1)
-    tokens = 1, max(60, int(s.tile_t) * 4 // 3 + 6), 1 + (SPACED - 1) * apart
-    some = (), (), (*before, 0, 0, SPACED)
+    tokens = 1, 1 + (SPACED - 1) * apart, max(60, int(s.tile_t) * 4 // 3 + 6)
+    some = (), (*before, 0, 0, SPACED), ()  # the longest comes last: others begin whatever it takes
     ctas = (*before, CTAS, CTAS)
     sizes = (Size({"seq_len": n}, ctas, of) for n, of in zip(tokens, some, strict=True))
     return Trials(tuple(shapes), tuple(sizes))
