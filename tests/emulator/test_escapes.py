@@ -266,6 +266,8 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
         )
         for name, *planted in (
             ("a CTA's second tile", "ctas to lane in mul in value", "mov(d_t", 0),
+            ("tokens of an expert, and others", "and's left operand alone", "ballot(p_t", -1),
+            ("the second best of a lane", "2 to 3 as register of b", "min_f32(p_t", 0),
             ("experts of a word's second half", "31 to 15 in and in index", "shuffle_from(p_t", -1),
             ("tokens of the 22nd", "21 to 10 in eq in inside", "either(p_t", 0),
             ("tokens of the last, and the first", "2147483648 to -2147483647", "ballot(p_t", 0),

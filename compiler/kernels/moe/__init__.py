@@ -15,16 +15,15 @@ from ptxflow.compiler.kernels.moe.combine import Combine
 from ptxflow.compiler.kernels.moe.decisions import JOINED
 from ptxflow.compiler.kernels.moe.ordered import ENTRY as ROWS
 from ptxflow.compiler.kernels.moe.ordered import Ordered
-from ptxflow.compiler.kernels.moe.problem import BLOCK, CHOSEN, EXPERTS, SCHEMA, WORD
+from ptxflow.compiler.kernels.moe.problem import BLOCK, EXPERTS, SCHEMA, WORD
 from ptxflow.compiler.kernels.moe.routing import LANES, PERMUTE, ROUTE, Permute, Route
 from ptxflow.compiler.kernels.moe.wide import AT_END, AT_START, WIDE
 from ptxflow.compiler.launch import Given, InputParam, Launch, launch_of
 
 #: blocks of hidden and of inner sizes on which kernels are emulated, cheap ones first
-SHAPES = ((6, 2), (7, 2), (14, 2), (6, 4), (7, 4), (14, 4), (28, 4), (28, 8), (4, 2), (8, 4))
-MANY, SPACED = 168, 44  # tokens, of more of which so many, evenly spaced, have local experts
-CTAS = 5  # of either product, where they take one tile after another
-WIDEST = 56  # blocks of hidden times inner size, of many experts: of more, there are few
+SHAPES = ((5, 2), (4, 2), (7, 2), (10, 2), (14, 2), (7, 4), (14, 4), (8, 4))
+MANY, SPACED = 180, 33  # tokens, of more of which so many, evenly spaced, have local experts
+CTAS = 13  # of either product, of which none has the same part of all experts' weights
 SCALARS: Given = {
     name: InputParam(name, dtype)
     for name, dtype in (("local_expert_offset", "int32"), ("routed_scaling_factor", "float32"))
@@ -156,42 +155,30 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Blocks of which there are as many as have the same divisions, and do not fill a ring where
-    the problem's do not; as many experts as lanes. Tokens of several tiles, of which an expert has
-    as many as fill one; more than the warps that place them take in a turn, some for each."""
+    """As many blocks as have the divisions of the problem's and fill no ring that these do not.
+
+    A token without local experts: warps and CTAs that find nothing. Many tokens: every warp has one
+    of the same expert, some in the second turn, and most experts have none. Tokens for each expert
+    that a lane can have, next to those of others, for one more than a tile; CTAs take one tile
+    after another, rows reach beyond a quarter of the workspace.
+    """
     own, shapes = dict(p.axes), []
-
-    def fills(given: tuple[int, int]) -> int:
-        blocks = own["num_hidden_blocks"], own["num_intermediate_blocks"]
-        rings = zip(blocks, given, (s.up_stages, s.down_stages), strict=True)
-        return sum(bool(real % stages) and not few % stages for real, few, stages in rings)
-
-    for blocks, inner in sorted(SHAPES, key=fills):
+    for blocks, inner in SHAPES:
         whole = blocks * BLOCK % int(s.down_tile) or 2 * inner * BLOCK % int(s.up_tile)
         if whole or blocks <= s.lag:
             continue
-        local = min(WORD if blocks * inner <= WIDEST else 4, own["num_local_experts"])
+        local = min(WORD, own["num_local_experts"])
         sized = dict(_sized(p, 1, local, blocks * BLOCK, inner * BLOCK).axes)
         sized["num_experts"] = own["num_experts"]
         del sized["seq_len"]
         shapes.append(sized)
-    turn, before = Permute(p, s, device).warps * LANES, [0] * (len(launch(p, s, device).steps) - 3)
-    apart = -(-(turn + 8) // (SPACED - 1))  # from each token whose sum is emulated to the next
-
-    def size(tokens: int, *some: int) -> Size:
-        axes, ctas = dict(p.at(**shapes[0], seq_len=tokens).axes), [CTAS, CTAS]
-        if not s.persistent:  # as many as have a tile, and some that have none
-            few = tokens if tokens <= MANY else SPACED
-            tiles = CHOSEN * (1 + (tokens > MANY)) + 2 * few // int(s.tile_t) + 1
-            ctas = [tiles * g.n // g.tile_w for g in products(p.at(**axes), s, device)]
-        return Size({"seq_len": tokens}, (*before, *ctas), some)
-
-    sizes = (
-        size(WORD - 1),
-        size(max(60, int(s.tile_t) * 5 // 4 + 4)),
-        size(1 + (SPACED - 1) * apart, *before, 0, 0, SPACED),
-    )
-    return Trials(tuple(shapes), sizes)
+    before = (0,) * (len(launch(p, s, device).steps) - 3)
+    apart = max(Permute(p, s, device).warps + 1, MANY // (SPACED - 1) + 1)
+    tokens = 1, 1 + (SPACED - 1) * apart, max(60, int(s.tile_t) * 4 // 3 + 6)
+    some = (), (*before, 0, 0, SPACED), ()  # the longest comes last: others begin whatever it takes
+    ctas = (*before, CTAS, CTAS)
+    sizes = (Size({"seq_len": n}, ctas, of) for n, of in zip(tokens, some, strict=True))
+    return Trials(tuple(shapes), tuple(sizes))
 
 
 MOE = Family.of(

@@ -26,6 +26,9 @@ FACTOR = 2.5  # routed_scaling_factor
 SPREAD, ONE, NONE = "spread", "one", "none"
 TIED_BIAS = 0.0625  # of the two best experts of groups that tie
 HIGH, AWAY = 8.0, -4.0  # logits of experts that are chosen, and of local ones that may still be
+#: groups from that of most local experts on: four that a token keeps, and the others
+FROM_OWN = ((0, 2, 4, 6, 1, 3, 5, 7), (0, 1, 3, 5, 2, 4, 6, 7))
+PAIR = np.arange(2)
 RANKS = 6  # that the first of three local experts may have among the chosen
 DRAWS = 200  # until each token's choice is clear
 FEWEST = 1e-4  # between scores, at which the choice turns: less could be an error of rounding
@@ -86,12 +89,12 @@ def _routing(
     """Logits and a bias that leads tokens to local experts or away from them. Of the first tokens
     two groups tie for the first place; others have their local experts behind 0 to 5 that are not,
     where these are around them; the last ones choose from all experts of a lane in turn. Of many
-    local experts a token chooses one that others do, and one more."""
+    local experts a token chooses one that others do and, unless tokens are many, one more."""
     count = GROUP * GROUPS
     bias = rng.normal(0, 0.1, count)
     mine = [e for e in range(first, first + local) if 0 <= e < count]
     live, many = _live(mine, tokens), CHOSEN < len(mine) <= WORD
-    near = list(map(int, rng.permutation(live)[:3])) if many else mine
+    near = live[:1] + [int(e) for e in rng.permutation(live[1:])[:2]] if many else mine
     bias[mine] = -4.0
     if routing == ONE:
         bias[mine[-1:]] = 4.0
@@ -100,17 +103,17 @@ def _routing(
     best, around = _best_of_groups(rng, mine), _around(rng, near)
     bias[best] = TIED_BIAS
     rounded = stored(bias, "bfloat16")
-    ties = min(GROUPS - 1, tokens // 4) if len(best) == GROUPS else 0
-    ranks = RANKS if routing == SPREAD and len(around) and 16 < tokens <= MANY else 0
-    served = (numbers := np.arange(tokens)) % 9 != ties % 9
+    ties = min(GROUPS - 1, tokens // 4) if len(best) == GROUPS and tokens <= MANY else 0
+    ranks = RANKS if routing == SPREAD and len(around) and tokens > 16 else 0
+    served = (numbers := np.arange(tokens)) % 25 != ties % 25
     if tokens > MANY:
         served = np.isin(numbers, np.linspace(0, tokens - 1, SPACED).round())
     others = [e for e in live if many and e != near[0]]
-    turn = np.cumsum(served) % max(1, len(others))
+    turn = np.cumsum(served) % max(1, len(others)) if tokens <= MANY else np.full(tokens, -1)
     logits = np.zeros((tokens, count), np.float32)
     unclear, away = np.ones(tokens, bool), AWAY - 0.01 * np.arange(len(mine))  # no two alike
     for _ in range(DRAWS):
-        drawn = rng.normal(size=(tokens, count))
+        drawn = rng.normal(-2.0 * many, size=(tokens, count))
         drawn[:, mine] = rng.uniform(1, 3, (tokens, len(mine)))
         for number, expert in enumerate(others):
             drawn[turn != number, expert] += 2 * AWAY
@@ -118,11 +121,12 @@ def _routing(
         drawn[:ties] -= 2.0 * (drawn[:ties] > 1.0)
         for token in range(ties):
             drawn[token, best[[token, GROUPS - 1]]] = HIGH
-        for behind, row in enumerate(drawn[ties : ties + ranks]):
+        for behind, token in enumerate(numbers[served][ties : ties + ranks]):
+            row = drawn[token]
             row += AWAY
             row[around[0, :behind]] = row[around[1, behind:]] = row[near] = HIGH
         if routing == SPREAD and ties + ranks + CHOSEN < tokens <= MANY:
-            drawn[-CHOSEN:] = _in_order(plain(rounded))
+            drawn[-CHOSEN:] = _in_order(plain(rounded), live)
         logits[unclear] = drawn[unclear]
         unclear = ~_clear(logits, plain(rounded))
         if not unclear.any():
@@ -131,13 +135,10 @@ def _routing(
 
 
 def _live(mine: list[int], tokens: int) -> list[int]:
-    """Local experts that have tokens: all but the second; of many of a word every fourth, for each
-    last digit of eight, others in problems of other sizes."""
+    """Local experts that have tokens: all but the second; of many of a word all, or three."""
     if not CHOSEN < len(mine) <= WORD:
         return mine[:1] + mine[2:]
-    parts = [0] if tokens <= WORD else [1] if tokens <= MANY else [2, 3]
-    places = [r + 8 * ((r + part) % 4) for part in parts for r in range(8)]
-    return [mine[i] for i in places if i < len(mine)]
+    return mine if tokens <= MANY else mine[3::13]
 
 
 def _best_of_groups(rng: np.random.Generator, mine: list[int]) -> Values:
@@ -147,15 +148,19 @@ def _best_of_groups(rng: np.random.Generator, mine: list[int]) -> Values:
     return np.array([pair for pair in found if len(pair) == 2], np.int64).reshape(-1, 2)
 
 
-def _in_order(bias: Values) -> Values:
+def _in_order(bias: Values, live: list[int]) -> Values:
     """[8, experts]: logits of tokens, of which token t's k-th best expert is number (k + t) % 8 of
-    those of a lane."""
+    those of a lane. A group is kept for two of a lane, local ones if there are some: one of them
+    and a third are less than the two best of each group that is not."""
     logits = np.full((CHOSEN, GROUP * GROUPS), AWAY)
-    for t, k in np.ndindex(CHOSEN, CHOSEN):
-        group = (t + k // 2 * 2) % GROUPS
-        lanes = group * GROUP + np.arange((k + t) % LANE_EXPERTS, GROUP, LANE_EXPERTS)
-        best = lanes[np.argmin(np.abs(bias[lanes]))]
-        score = np.clip(0.85 - 0.02 * k - bias[best], 0.05, 0.99)
+    lanes = np.arange(GROUP * GROUPS).reshape(GROUPS, -1, LANE_EXPERTS)
+    own = np.bincount(np.array(live, np.int64) // GROUP, minlength=GROUPS).argmax()
+    for t, i in np.ndindex(CHOSEN, GROUPS):
+        k = (i + t) % KEPT_GROUPS
+        pairs = lanes[(own + FROM_OWN[t % 2][i]) % GROUPS][:, (2 * k + t + PAIR) % LANE_EXPERTS]
+        best = pairs[np.argmax((np.isin(pairs, live) - np.abs(bias[pairs])).sum(-1))]
+        wanted = 0.85 - 0.04 * k - 0.02 * PAIR if i < KEPT_GROUPS else 0.65
+        score = np.clip(wanted - bias[best], 0.05, 0.99)
         logits[t, best] = np.log(score / (1 - score))
     return logits
 
