@@ -80,7 +80,7 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int) -> Row:
     beside = np.add.outer(NEXT, held[1:3].view(np.uint32)).astype(np.uint32).view(np.float32)
     row = np.where(kind == 0, larger, rng.choice(held, vocab))
     counted = there | dense & (kind != 1)
-    turns = np.flatnonzero(counted & (kind > 5))
+    turns = np.flatnonzero(counted & (kind > 6))
     row[turns] = np.resize(beside, len(turns))
     return np.where(counted, row, smaller).astype(np.float32)
 
