@@ -33,6 +33,7 @@ from ptxflow.eval.sample.draws import default_checkpoint
 from ptxflow.eval.study.ablation import MEASUREMENTS
 from ptxflow.eval.study.metrics import ends
 from ptxflow.eval.study.search.optimisers import Lfbo
+from ptxflow.eval.study.search.plain import Drawn
 from ptxflow.eval.study.search.play import Method, play
 from ptxflow.eval.study.search.process import Process
 from ptxflow.eval.study.search.replay import Replay, measured_part, read_replays
@@ -109,6 +110,7 @@ def methods_on(field: Field) -> dict[str, Method]:
         for tuner in tuners(own.replay, own.log_probs)[: 1 if field.part else 2]:
             out[tuner.name + tail] = replace(tuner, name=LOOP)
         if not field.part:
+            out["policy" + tail] = Drawn("policy", own.log_probs, SHARPNESS)
             out["policy + feedback" + tail] = Process("with feedback", own.log_probs, SHARPNESS)
     return out
 
