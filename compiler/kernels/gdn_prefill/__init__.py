@@ -77,8 +77,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two key heads, or as many as have the same divisions; more sequences of a few tokens; one of
-    several chunks."""
+    """Two key heads, or as many as have the same divisions; a few tokens; whole chunks behind a few
+    tokens, by heads of which a quotient and a remainder differ; several chunks."""
     k = kernel(p, s, device)
     shapes = tuple(
         {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share} for n in few(k.key_heads)
@@ -90,7 +90,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     sizes = (
         size(1, k.chunk + 9, (1,), absent=True),
-        size(2, k.chunk + 9, (3,)),
+        size(2, 2 * k.chunk + 3, (4,)),
         size(1, (2 * k.stages + 1) * k.chunk + 1, (1,)),
     )
     return Trials(shapes, sizes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.attention import few, held_of, sized, summed
+from ptxflow.compiler.kernels.attention import few, held_of, rows_of, sized, summed
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_decode import cost, decisions
 from ptxflow.compiler.kernels.gqa_decode.blackwell import Blackwell
@@ -125,9 +125,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two groups of key heads: made sums of chunks; two sequences of several chunks; many, few of
-    which have a page, and whose look-up takes several steps, of which the last is summed up. Of
-    clusters: rings taken more than once, and several sequences."""
+    """Two groups of key heads: made sums of chunks; two sequences of several chunks, one from
+    a chunk's edge; many, few of which have a page, and whose look-up takes several steps, of which
+    the last is summed up. Of clusters: rings taken more than once, and several sequences."""
     k = kernel(p, s, device)
     groups, each = -(-k.key_heads // k.cta_heads), k.cta_heads
     shapes = tuple(
@@ -141,9 +141,10 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         rest = k.tile + 3
         long, short = (k.stages + 2) * k.chunk + rest, k.chunk + rest
         return Trials(shapes, (size(1, long, (1,)), size(3, short)))
+    short = min(k.page_size, k.chunk) // 2
     sizes = (
         summed(p, k.chunk, int(s.sum_chunks), int(s.sum_warps) if s.sum_split else 1),
-        size(2, 3 * k.chunk + k.tile + 3),
+        rows_of(p, (1, 2 * k.chunk - short), (1, k.chunk + k.tile + 3)),
         size(131, 24 * k.page_size, (8, 8) if k.ctas > 1 else ()),
     )
     return Trials(shapes, sizes)
