@@ -89,7 +89,7 @@ def _routing(
     """Logits and a bias that leads tokens to local experts or away from them. Of the first tokens
     two groups tie for the first place; others have their local experts behind 0 to 5 that are not,
     where these are around them; the last ones choose from all experts of a lane in turn. Of many
-    local experts a token chooses one that others do and, unless many, two that the next one shares."""
+    local experts each chooses one that all do; few tokens, one of the one before, and a new one."""
     count = GROUP * GROUPS
     bias = rng.normal(0, 0.1, count)
     mine = [e for e in range(first, first + local) if 0 <= e < count]
