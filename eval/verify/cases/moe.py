@@ -138,7 +138,7 @@ def _live(mine: list[int], tokens: int) -> list[int]:
     """Local experts that have tokens: all but the second; of many of a word all, or three."""
     if not CHOSEN < len(mine) <= WORD:
         return mine[:1] + mine[2:]
-    return mine if tokens <= MANY else mine[3::13]
+    return mine if tokens <= MANY else mine[::13]
 
 
 def _best_of_groups(rng: np.random.Generator, mine: list[int]) -> Values:
