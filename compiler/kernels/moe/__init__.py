@@ -22,7 +22,7 @@ from ptxflow.compiler.launch import Given, InputParam, Launch, launch_of
 
 #: blocks of hidden and of inner sizes on which kernels are emulated, cheap ones first
 SHAPES = ((5, 2), (4, 2), (7, 2), (10, 2), (14, 2), (7, 4), (14, 4), (8, 4))
-MANY, SPACED = 180, 33  # tokens, of more of which so many, evenly spaced, have local experts
+MANY, SPACED = 180, 33  # tokens; of more, so many and those halfway have local experts
 CTAS = 13  # of either product, of which none has the same part of all experts' weights
 SCALARS: Given = {
     name: InputParam(name, dtype)
@@ -157,7 +157,7 @@ def _sized(p: Problem, tokens: int, local: int, hidden: int, inner: int) -> Prob
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """As many blocks as have the divisions of the problem's and fill no ring that these do not.
 
-    A token without local experts: warps and CTAs that find nothing. Many tokens: every warp has one
+    A token without local experts: warps and CTAs that find nothing. Many tokens: warps have two
     of the same expert, some in the second turn, and most experts have none. Tokens for each expert
     that a lane can have, next to those of others, for one more than a tile; CTAs take one tile
     after another, rows reach beyond a quarter of the workspace.

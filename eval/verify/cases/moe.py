@@ -89,7 +89,7 @@ def _routing(
     """Logits and a bias that leads tokens to local experts or away from them. Of the first tokens
     two groups tie for the first place; others have their local experts behind 0 to 5 that are not,
     where these are around them; the last ones choose from all experts of a lane in turn. Of many
-    local experts a token chooses one that others do and, unless tokens are many, one more."""
+    local experts each chooses one that all do; few tokens, one of the one before, and a new one."""
     count = GROUP * GROUPS
     bias = rng.normal(0, 0.1, count)
     mine = [e for e in range(first, first + local) if 0 <= e < count]
@@ -107,16 +107,16 @@ def _routing(
     ranks = RANKS if routing == SPREAD and len(around) and tokens > 16 else 0
     served = (numbers := np.arange(tokens)) % 25 != ties % 25
     if tokens > MANY:
-        served = np.isin(numbers, np.linspace(0, tokens - 1, SPACED).round())
+        served = np.isin(numbers, np.linspace(0, tokens - 1, 2 * SPACED - 1).round())
     others = [e for e in live if many and e != near[0]]
-    turn = np.cumsum(served) % max(1, len(others)) if tokens <= MANY else np.full(tokens, -1)
+    turn = np.cumsum(served) % (len(others) + 1) if tokens <= MANY else np.full(tokens, -2)
     logits = np.zeros((tokens, count), np.float32)
     unclear, away = np.ones(tokens, bool), AWAY - 0.01 * np.arange(len(mine))  # no two alike
     for _ in range(DRAWS):
         drawn = rng.normal(-2.0 * many, size=(tokens, count))
         drawn[:, mine] = rng.uniform(1, 3, (tokens, len(mine)))
         for number, expert in enumerate(others):
-            drawn[turn != number, expert] += 2 * AWAY
+            drawn[(turn != number) & (turn != number + 1), expert] += 2 * AWAY
         drawn[np.ix_(~served, np.asarray(mine, np.int64))] = away
         drawn[:ties] -= 2.0 * (drawn[:ties] > 1.0)
         for token in range(ties):
@@ -138,7 +138,7 @@ def _live(mine: list[int], tokens: int) -> list[int]:
     """Local experts that have tokens: all but the second; of many of a word all, or three."""
     if not CHOSEN < len(mine) <= WORD:
         return mine[:1] + mine[2:]
-    return mine if tokens <= MANY else mine[3::13]
+    return mine if tokens <= MANY else mine[::13]
 
 
 def _best_of_groups(rng: np.random.Generator, mine: list[int]) -> Values:

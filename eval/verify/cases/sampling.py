@@ -36,6 +36,7 @@ WHOLE = 1 << UNIT
 MOST = 1 << 24  # units that every float32 can have
 #: where draws fall, modulo a power of two: ends of segments, and of lanes
 PLACES = (512, 496), (64, 63), (2048, 0), (512, 511)
+FRONT = 64  # elements that have most of a row: its draw falls in the first segment
 
 
 def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
@@ -46,12 +47,13 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
         lambda: np.round(rng.normal(size=vocab)),
         lambda: np.where(rng.random(vocab) < 0.5, rng.normal(size=vocab), -np.inf),
         lambda: np.zeros(vocab),
+        lambda: rng.normal(size=vocab) - np.arange(vocab) / FRONT,
     )
     return np.stack(
         [
             near(vocab, rng, i % RARE == 1, batch + i)
             if i % RARE
-            else _softmax(kinds[i // RARE % len(kinds)]())
+            else _softmax(kinds[(i // RARE - (batch == 1)) % len(kinds)]())
             for i in range(batch)
         ]
     )
