@@ -2,7 +2,7 @@
 cmaes package that Optuna's sampler is made of), and a pattern search by likelihood-free Bayesian
 optimisation (scikit-learn's random forest).
 
-They know decisions and choices but not the rules that bind them. So what they propose is projected:
+All but the last know decisions and choices but not what rules bind. What they propose is projected:
 to the valid strategy, not measured yet, that differs in the fewest decisions (drawn by the seed
 among equals), and the time of that is their answer. Every proposal costs one measurement, none
 costs more, and none is wasted on a strategy that is invalid or known: that is kinder than a live
