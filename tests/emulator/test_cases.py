@@ -277,7 +277,8 @@ def test_tokens_choose_among_any_number_of_local_experts(local: int) -> None:
 
 
 def test_every_lane_has_an_expert_with_tokens_and_every_warp_a_token() -> None:
-    """Of all problems of a mixture of experts; whose sums are emulated has one in the largest."""
+    """Of all problems of a mixture of experts; whose sums are emulated has one in the largest, and
+    tokens of a warp share one."""
     seen, warps = np.zeros(32, bool), set[int]()
     for size in family("moe").trials(experts(), of_experts(route="joined"), H200).sizes:
         tokens = size.axes["seq_len"]
@@ -288,9 +289,10 @@ def test_every_lane_has_an_expert_with_tokens_and_every_warp_a_token() -> None:
         seen |= own.any(0)
         if size.some:
             summed = np.linspace(0, tokens - 1, size.some[-1]).round().astype(int)
-            assert np.flatnonzero(own.any(1)).tolist() == summed.tolist()
+            assert own[summed].any(1).all()
             warps |= set(summed // 32 % 32)
-    assert seen.all() and len(warps) == 32
+            pairs = np.array([own[i : i + 32].sum(0).max() > 1 for i in range(0, tokens, 32)])
+    assert seen.all() and len(warps) == 32 and pairs[:-1].mean() > 0.9
 
 
 def test_moe_is_the_reference() -> None:
