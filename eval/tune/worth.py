@@ -4,7 +4,8 @@
 records whose every strategy was measured and that no training saw. No GPU is needed, and none is
 claimed: the times are those of the campaigns that measured them. There are no counters in records,
 so gaps are those of the floors. Knowledge is `champions.jsonl.xz`, less what a row says is left
-out. On an H100 nothing was measured whole: the space of a workload is its 16 strategies there.
+out. Elsewhere nothing was measured whole: a workload's space on an H100 is its 16 strategies, and
+of those that sessions tuned on an H200 the 64 rivals, draws of the policy that no session chose.
 
 Pairs have the same seed and the same draws to begin with: of the policy, or uniform ones, as for a
 definition of which no policy knows anything. A ratio is the geometric mean over workloads of the

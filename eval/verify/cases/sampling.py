@@ -40,7 +40,7 @@ FRONT = 64  # elements that have most of a row: its draw falls in the first segm
 
 
 def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
-    """probs [batch, vocab] float32, a kind after the other."""
+    """probs [batch, vocab] float32, a kind after the other; a row alone is of the last."""
     kinds = (
         lambda: rng.normal(size=vocab),
         lambda: 4 * rng.normal(size=vocab),
