@@ -286,11 +286,12 @@ class Trip:
 @dataclass(frozen=True)
 class Trial:
     """The first emulation problem: a few tiles with tails in every direction. The paths of a kernel
-    that it does not take are what `Trials` are for. `blocks` (CTAs along x) replaces the grid's.
+    that it does not take are what `Trials` are for. `blocks` (CTAs along x) replaces the grid's, of
+    the first launch or of each.
     """
 
     problem: Problem
-    blocks: int | None = None
+    blocks: int | tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ estimates. Cycles are those of `Device.clock_ghz`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,8 @@ class Costs:
     tmem_setup: float = 0
     split_setup: float = 40  # setmaxnreg
     l2_share: float = 0.7  # of L2 that operands keep while C streams through
+    part_write: float = 24.0  # bytes a cycle of parts of shared tiles (estimated)
+    part_read: float = 32.0
 
 
 HOPPER = Costs(
@@ -78,10 +80,13 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     blocks = np.where(f.persistent == 1, np.minimum(total, device.sms), total)
     occupancy = decisions.resources(f, problem, device).occupancy
     epilogue, overlap = _epilogue(f, problem, device)
+    whole, shared = left_over(f, problem, device)
+    split = (f.get("tail", 1) > 1) & (shared > 0)
+    parts, following = _parts(f, device, shared)
     return Demand(
         blocks=blocks,
         resident=np.where(f.persistent == 1, 1, np.maximum(occupancy, 1)),
-        tiles=-(-total // blocks),
+        tiles=np.where(split, whole + parts.tiles, -(-total // blocks)),
         steps=-(-k_steps // f.split_k),
         stages=f.num_stages,
         mma_cycles=_mma_cycles(f, device),
@@ -91,8 +96,34 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         epilogue_cycles=epilogue,
         overlap=overlap,
         dram_bytes=_dram_bytes(f, problem, device, tiles_m, tiles_n, blocks),
-        setup_cycles=_setup_cycles(f, device),
+        setup_cycles=_setup_cycles(f, device) + np.where(split, parts.setup_cycles, 0),
+        following=replace(following, blocks=split * following.blocks) if np.any(split) else None,
     )
+
+
+def left_over(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
+    """Whole waves of tiles of clusters, and the tiles behind them if they can be shared, else 0."""
+    along_m, along_n = decisions.cluster_shape(f)
+    tiles_m, tiles_n = tile_counts(f, problem)
+    clusters = device.sms // (along_m * along_n)
+    tiles = tiles_m * tiles_n // (along_m * along_n)
+    left = tiles % clusters
+    return tiles // clusters, np.where(4 * left <= 3 * clusters, left, 0)
+
+
+def _parts(f: Fields, device: Device, shared: Any) -> tuple[Demand, Demand]:
+    """Of clusters that share so many tiles: the share of one, as a part of a tile, with the cycles in
+    which it writes its sums; and the kernel that adds them up."""
+    c, (along_m, along_n) = costs(device), decisions.cluster_shape(f)
+    clusters = device.sms // (along_m * along_n)
+    sharers = np.maximum(np.minimum(shared * f.get("tail", 1), clusters), 1)
+    tile = f.tile_m * f.tile_n * 4
+    parts = (sharers + np.where(shared * f.get("tail", 1) > clusters, shared, 0)) * along_m * along_n
+    each = np.where(shared * f.get("tail", 1) > clusters, 2, 1)
+    write = each * tile / c.part_write
+    own = Demand(blocks=sharers, resident=1, tiles=shared / sharers, setup_cycles=write)
+    read = parts * tile / device.sms / c.part_read
+    return own, Demand(blocks=device.sms, resident=1, epilogue_cycles=read)
 
 
 def tile_counts(f: Fields, problem: Problem) -> tuple[Any, Any]:

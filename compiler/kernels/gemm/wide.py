@@ -13,7 +13,9 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Fields, Problem, Wide, rule
 from ptxflow.compiler.kernels.gemm import decisions as listed
+from ptxflow.compiler.kernels.gemm.cost import left_over
 from ptxflow.compiler.kernels.gemm.decisions import DIRECT, SWAPPED_BLOCK, TMA
+from ptxflow.compiler.kernels.gemm.tail import MOST_K
 
 GROUPS = (*range(1, 17), *range(18, 33, 2))
 STEP = 8  # of tile_n
@@ -32,6 +34,7 @@ DECISIONS = (
     Decision("promotion", (128, 256), "bytes that L2 fetches where it lacks a line of an operand"),
     Decision("apart", (0, 1, 2, 4, 8), "steps of K between where clusters begin"),
     Decision("grid", ("full", "even"), "persistent CTAs: one an SM, or as few as take no longer"),
+    Decision("tail", (1, 2, 3, 4, 6, 8), "clusters that share a tile behind the last full wave"),
 )
 
 
@@ -125,6 +128,30 @@ RULES = (
         "a grid is even where it is persistent",
         "persistent grid",
         lambda f, p, d: (f.grid == "full") | (f.persistent == 1),
+    ),
+    rule(
+        "clusters that share tiles are persistent, all there can be, and begin at the same K",
+        "persistent apart grid tail",
+        lambda f, p, d: (
+            (f.tail == 1) | ((f.persistent == 1) & (f.apart == 0) & (f.grid == "full"))
+        ),
+    ),
+    rule(
+        "tiles are shared where they fill up to three quarters of the last wave",
+        "swap tile_m tile_n cluster tail",
+        lambda f, p, d: (f.tail == 1) | (left_over(f, p, d)[1] > 0),
+    ),
+    rule(
+        "who shares a tile has two steps of K or more, of K up to 2^20",
+        "tile_k tail",
+        lambda f, p, d: (
+            (f.tail == 1) | ((-(-p["K"] // f.tile_k) >= 2 * f.tail) & (p["K"] <= MOST_K))
+        ),
+    ),
+    rule(
+        "shared tiles are of a C with at most 2^32 elements",
+        "tail",
+        lambda f, p, d: (f.tail == 1) | (p["M"] * p["N"] < 2**32),
     ),
 )
 
