@@ -10,7 +10,7 @@ from ptxflow.compiler.ir import UOp, program
 from ptxflow.compiler.kernels.gemm import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.gemm.combine import CTAS as COMBINING
 from ptxflow.compiler.kernels.gemm.combine import ENTRY as COMBINE
-from ptxflow.compiler.kernels.gemm.combine import LOADS, Combine
+from ptxflow.compiler.kernels.gemm.combine import Combine
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.problem import SCHEMA
 from ptxflow.compiler.kernels.gemm.tail import PARTS
@@ -68,7 +68,7 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 
 def _shared(t: Tiling) -> list[Trip]:
     """Behind whole tiles: parts of fewer steps than stages and of more, parts of two tiles, none, a
-    whole tile. Sums: of nothing, of two parts, of as many as are loaded at a time, of the most."""
+    whole tile. Sums: of nothing, of two parts, of the most."""
     stages, most, size, out = int(t.s.num_stages), int(t.s.tail), t.cluster_size, list[Trip]()
 
     def add(k: int, tiles: int, ctas: int, cluster: int, written: tuple[int, int], by: str) -> None:
@@ -82,7 +82,7 @@ def _shared(t: Tiling) -> list[Trip]:
     plan = [(2, 3, 2, 0), (2 * stages + 2, 5, 2, 0), (2 * stages + 1, 3, 2, 1), (stages, 7, 4, 1)]
     for k, tiles, clusters, cluster in (*plan, (2, most + 3, most + 2, most), (2, 9, 5, 0)):
         add(k, tiles, clusters, cluster, first if cluster == 0 else (0, 0), t.entry)
-    for clusters in sorted({2, min(most, LOADS), most}):
+    for clusters in sorted({2, most}):
         written = (8, 64) if t.swapped else (64, 8)
         add(2 * most, 1, clusters * COMBINING, 0, written, COMBINE)
     add(2 * most, 2, 2 * COMBINING, 0, (0, 0), COMBINE)
@@ -120,7 +120,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """As many columns of tiles as have the same divisions; last tiles with one row of C, and with
     some of a warpgroup's second 64 (the trial's has some of a warp's second 8); two raster groups
     of rows and a part of a third that lacks a row, by seven clusters, the last of which has fewer
-    tiles; a ring beyond its 32nd turn. Shared tiles: one of eight."""
+    tiles; a ring beyond its 32nd turn. Shared tiles: also one of eight; six of 14 by eight clusters,
+    as many as three quarters of a wave; none of four by five, which is more."""
     t = Tiling(p, s, device)
     step = s.split_k * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]
@@ -129,14 +130,18 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     shapes = tuple({"N": n * t.cluster_columns - tail, "K": short} for n in columns)
     rows = t.cluster_rows
     half = min(64, int(s.tile_n if t.swapped else s.tile_m) // 2)
-    one, seven, four = (clusters_of(t, n) if s.persistent else None for n in (1, 7, 4))
+    left = {n: 4 * (s.raster_group + 1) % n for n in (7, 5, 6, 8)}  # of two columns
+    most = next((n for n in left if 0 < 4 * left[n] <= 3 * n), 7) if t.share else 7
+    one, several, four = (clusters_of(t, n) if s.persistent else None for n in (1, most, 4))
     sizes = (
         Size({"M": 2 * rows + 1}, one),
         Size({"M": half + 5}, one),
-        Size({"M": (2 * s.raster_group + 2) * rows - 1}, seven),
+        Size({"M": (2 * s.raster_group + 2) * rows - 1}, several),
         Size({"M": rows, "K": long}, clusters_of(t, 2) if t.share else four, (1,)),
-        *([Size({"M": 3 * rows + 9}, seven)] if t.share else []),
     )
+    if t.share:
+        more = ((rows + 1, 5), (3 * rows + 5, 7), (6 * rows + 1, 8))
+        sizes = (*sizes, *(Size({"M": m}, clusters_of(t, n)) for m, n in more))
     return Trials((*shapes, {"N": p["N"], "K": p["K"]}), sizes)
 
 

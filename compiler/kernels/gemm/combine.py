@@ -19,7 +19,6 @@ from ptxflow.compiler.tile.values import Float32, emit, repeat, traced
 
 ENTRY = "gemm_combine"
 CTAS = 4  # for each of the first kernel
-LOADS = 4  # parts that a lane loads at a time
 
 
 class Combine:
@@ -32,6 +31,7 @@ class Combine:
         self.warps = first.holders
         self.piece = split_piece(self.t.device)
         self.pieces = first.quads * QUAD // self.piece  # of a warp
+        self.loads = max(2, int(self.t.s.tail) // 2)  # parts that a lane loads at a time
 
     def build(self) -> UOp:
         """The lowered kernel."""
@@ -65,8 +65,8 @@ class Combine:
         begin = tail.sharer(shared * tail.steps)
         count = tail.sharer((shared + 1) * tail.steps - 1) - begin + 1
         total, i = self.r.constant(0.0, self.piece), var("part")
-        with repeat(i, count, step=LOADS):
-            parts = [self.r.float32(self.piece) for _ in range(LOADS)]
+        with repeat(i, count, step=self.loads):
+            parts = [self.r.float32(self.piece) for _ in range(self.loads)]
             for u, part in enumerate(parts):
                 row = tail.row(begin + shared + i + u)
                 self._load(part, row, piece, i + u < count)

@@ -29,10 +29,9 @@ class Tail:
         self.all_steps = self.shared * steps
         self.whole = tiles - self.shared
 
-    def first_step(self, sharer: UOp) -> UOp:
-        """Of all; of those behind the last sharer the end."""
-        dealt = self.sharers + self.sharers.eq(0)
-        return sharer.min(self.sharers) * self.all_steps // dealt
+    def first(self, sharer: UOp, of: UOp) -> UOp:
+        """Where it begins among all steps, or all tiles; of those behind the last sharer the end."""
+        return sharer.min(self.sharers) * of // (self.sharers + self.sharers.eq(0))
 
     def sharer(self, step: UOp) -> UOp:
         """Who has a step, of which there are some."""
@@ -54,12 +53,14 @@ class Share:
 
     def __init__(self, tail: Tail, cluster: UOp):
         self.tail, self.cluster = tail, cluster
-        begin, end = tail.first_step(cluster), tail.first_step(cluster + 1)
         self.whole = (tail.whole + tail.clusters - 1 - cluster) // tail.clusters
-        # the first shared tile, in which steps begin and from the start of which they end
-        self.tile, self.begin = begin // tail.steps, begin % tail.steps
-        self.end = self.begin + (end - begin)
-        self.count = self.whole + (self.end + tail.steps - 1) // tail.steps
+        # the first shared tile and the last or the one behind it; steps from the first one's start
+        self.tile, last = (tail.first(cluster + i, tail.shared) for i in (0, 1))
+        self.begin, self.end = (
+            tail.first(cluster + i, tail.all_steps) - self.tile * tail.steps for i in (0, 1)
+        )
+        tiles = last - self.tile
+        self.count = self.whole + tiles + (tiles * tail.steps < self.end)
 
     @property
     def all_steps(self) -> UOp:
