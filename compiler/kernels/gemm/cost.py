@@ -48,7 +48,6 @@ class Costs:
     split_setup: float = 40  # setmaxnreg
     l2_share: float = 0.7  # of L2 that operands keep while C streams through
     part_write: float = 24.0  # bytes a cycle of parts of shared tiles (estimated)
-    part_read: float = 32.0
 
 
 HOPPER = Costs(
@@ -115,15 +114,14 @@ def _parts(f: Fields, device: Device, shared: Any) -> tuple[Demand, Demand]:
     """Of clusters that share so many tiles: the share of one, as a part of a tile, with the cycles in
     which it writes its sums; and the kernel that adds them up."""
     c, (along_m, along_n) = costs(device), decisions.cluster_shape(f)
-    clusters = device.sms // (along_m * along_n)
-    sharers = np.maximum(np.minimum(shared * f.get("tail", 1), clusters), 1)
+    ctas, asked = along_m * along_n, shared * f.get("tail", 1)
+    clusters = device.sms // ctas
+    sharers, several = np.maximum(np.minimum(asked, clusters), 1), asked > clusters
     tile = f.tile_m * f.tile_n * 4
-    parts = (sharers + np.where(shared * f.get("tail", 1) > clusters, shared, 0)) * along_m * along_n
-    each = np.where(shared * f.get("tail", 1) > clusters, 2, 1)
-    write = each * tile / c.part_write
+    write = np.where(several, 2, 1) * tile / c.part_write
     own = Demand(blocks=sharers, resident=1, tiles=shared / sharers, setup_cycles=write)
-    read = parts * tile / device.sms / c.part_read
-    return own, Demand(blocks=device.sms, resident=1, epilogue_cycles=read)
+    parts = (sharers + several * shared) * ctas
+    return own, Demand(blocks=device.sms, resident=1, l2_bytes=parts * tile / device.sms)
 
 
 def tile_counts(f: Fields, problem: Problem) -> tuple[Any, Any]:
