@@ -120,8 +120,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """As many columns of tiles as have the same divisions; last tiles with one row of C, and with
     some of a warpgroup's second 64 (the trial's has some of a warp's second 8); two raster groups
     of rows and a part of a third that lacks a row, by seven clusters, the last of which has fewer
-    tiles; a ring beyond its 32nd turn. Shared tiles: also one of eight; six of 14 by eight clusters,
-    as many as three quarters of a wave; none of four by five, which is more."""
+    tiles; a ring beyond its 32nd turn. Shared tiles: also one of eight; six of 14 by eight
+    clusters, as many as three quarters of a wave; none of four by five, which is more."""
     t = Tiling(p, s, device)
     step = s.split_k * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]

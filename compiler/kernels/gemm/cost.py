@@ -111,8 +111,8 @@ def left_over(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
 
 
 def _parts(f: Fields, device: Device, shared: Any) -> tuple[Demand, Demand]:
-    """Of clusters that share so many tiles: the share of one, as a part of a tile, with the cycles in
-    which it writes its sums; and the kernel that adds them up."""
+    """Of clusters that share so many tiles: the share of one, as a part of a tile, with the cycles
+    in which it writes its sums; and the kernel that adds them up."""
     c, (along_m, along_n) = costs(device), decisions.cluster_shape(f)
     ctas, asked = along_m * along_n, shared * f.get("tail", 1)
     clusters = device.sms // ctas

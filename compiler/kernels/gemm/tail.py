@@ -17,9 +17,9 @@ MOST_K = 1 << 20  # elements, so that steps of K times clusters have 32 bits
 
 
 class Tail:
-    """The division, from the number of tiles, steps of K of each, and clusters of `ctas`; at most
-    `most` of them share a tile, or on average of several. Where more than three quarters of a wave are left over, sharing them
-    gains less than it costs: they are computed whole."""
+    """The division, from the number of tiles, steps of K of each, and clusters of `ctas`; `most` of
+    them share a tile, on average and at most. Where more than three quarters of a wave are left
+    over, sharing them gains less than it costs: they are computed whole."""
 
     def __init__(self, tiles: UOp, steps: UOp, clusters: UOp, ctas: int, most: int):
         self.tiles, self.steps, self.clusters, self.ctas = tiles, steps, clusters, ctas
@@ -30,7 +30,7 @@ class Tail:
         self.whole = tiles - self.shared
 
     def first(self, sharer: UOp, of: UOp) -> UOp:
-        """Where it begins among all steps, or all tiles; of those behind the last sharer the end."""
+        """Where it begins among all steps, or tiles; of those behind the last sharer the end."""
         return sharer.min(self.sharers) * of // (self.sharers + self.sharers.eq(0))
 
     def sharer(self, step: UOp) -> UOp:

@@ -132,9 +132,7 @@ RULES = (
     rule(
         "clusters that share tiles are persistent, all there can be, and begin at the same K",
         "persistent apart grid tail",
-        lambda f, p, d: (
-            (f.tail == 1) | ((f.persistent == 1) & (f.apart == 0) & (f.grid == "full"))
-        ),
+        lambda f, p, d: (f.tail == 1) | ((f.persistent == 1) & (f.apart == 0) & (f.grid == "full")),
     ),
     rule(
         "tiles are shared where they fill up to three quarters of the last wave",
