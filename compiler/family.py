@@ -85,6 +85,7 @@ class Decision:
     name: str
     choices: tuple[Choice, ...]
     doc: str
+    modelled: bool = False  # new in a wide space, and the model knows what it is worth
 
 
 class Fields:
@@ -152,8 +153,7 @@ def costs_of(family: str, table: Mapping[str, C], device: Device) -> C:
     try:
         return table[device.name]
     except KeyError:
-        known = ", ".join(table)
-        raise KeyError(f"no {family} costs for {device.name!r}; known: {known}") from None
+        raise KeyError(f"no {family} costs for {device.name}; known: {', '.join(table)}") from None
 
 
 @dataclass(frozen=True)
@@ -286,8 +286,7 @@ class Trip:
 @dataclass(frozen=True)
 class Trial:
     """The first emulation problem: a few tiles with tails in every direction. The paths of a kernel
-    that it does not take are what `Trials` are for. `blocks` (CTAs along x) replaces the grid's, of
-    the first launch or of each.
+    that it does not take are what `Trials` are for. `blocks`: see `Size`.
     """
 
     problem: Problem

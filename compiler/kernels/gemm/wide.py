@@ -29,12 +29,12 @@ DECISIONS = (
     Decision("split_k", tuple(range(1, 9)), "CTAs of a cluster that share the K loop of a tile"),
     Decision("num_stages", tuple(range(2, 13)), "depth of the shared-memory ring"),
     Decision("raster_group", GROUPS, "rows of tiles walked together"),
+    Decision("tail", (1, 2, 3, 4, 6, 8), "clusters that share a tile behind the last wave", True),
     Decision("walk", ("rows", "columns"), "whose groups of tiles are walked together"),
     Decision("in_flight", (1, 0), "steps whose MMAs a warpgroup leaves unfinished (wgmma)"),
     Decision("promotion", (128, 256), "bytes that L2 fetches where it lacks a line of an operand"),
     Decision("apart", (0, 1, 2, 4, 8), "steps of K between where clusters begin"),
     Decision("grid", ("full", "even"), "persistent CTAs: one an SM, or as few as take no longer"),
-    Decision("tail", (1, 2, 3, 4, 6, 8), "clusters that share a tile behind the last full wave"),
 )
 
 
