@@ -140,7 +140,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         Size({"M": rows, "K": long}, clusters_of(t, 2) if t.share else four, (1,)),
     )
     if t.share:
-        more = ((rows + 1, 5), (3 * rows + 5, 7), (6 * rows + 1, 8))
+        more = ((rows + 1, 5), (3 * rows + 5, 7), (7 * rows, 8))
         sizes = (*sizes, *(Size({"M": m}, clusters_of(t, n)) for m, n in more))
     return Trials((*shapes, {"N": p["N"], "K": p["K"]}), sizes)
 
