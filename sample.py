@@ -91,7 +91,7 @@ def what_is_sampled(parser: Parser) -> None:
         help="which strategies there are: wide has finer decisions, where the family has some, and "
         "holds the listed ones (default: that which the policy of --checkpoint draws from, else "
         "listed; of a --library, which is measured, listed, and wide those around the best listed "
-        "ones, too)",
+        "ones and of rare choices, too)",
     )
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
     add(

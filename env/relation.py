@@ -19,15 +19,7 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Rule
-from ptxflow.env.space import (
-    Codes,
-    EmptySpace,
-    Space,
-    StrategySpace,
-    bound_at,
-    sizes_of,
-    verdict,
-)
+from ptxflow.env.space import Codes, EmptySpace, Space, StrategySpace, bound_at, sizes_of, verdict
 
 Ints = NDArray[np.int32]
 LISTED = 3 * 10**5  # strategies up to which spaces are listed where they are used

@@ -6,7 +6,7 @@ left out. So a reach is a lower bound of what the kernel needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 from ptxflow.compiler.atoms.table import atom
 from ptxflow.compiler.ir import FOLD, Op, UOp, body_of, walk
 
-LANES = 32
+LANES, WORD = 32, 4
+UNBOUND, BOUNDED = 1 << 32, 1 << 18  # what a register may hold; more than an SM's shared memory
+_THREAD = ("warp", "lane")
 Array = NDArray[Any]
 OPERATIONS: dict[str, Any] = {
     **FOLD,
@@ -147,6 +149,55 @@ class Threads:
         return (int(places.max()) + 1) * int(element) + int(node.arg.attr("offset", 0)), exact
 
 
+class Slots(Threads):
+    """The accesses of the threads of one cluster to slots of shared memory, at offsets that lanes
+    have of their own: each must end in its slot, whatever data are, where masks or minima bound
+    them. Left out are offsets that nothing bounds, and lanes and warps that data choose."""
+
+    def __init__(self, kernel: UOp):
+        super().__init__(kernel, list(range(kernel.arg.cluster)), 0, {})
+        del self.specials["ctaid"], self.specials["ctas"]
+
+    def _where(self, condition: UOp, active: Array) -> Array:
+        """A branch on data that all warps take or none may be taken."""
+        told = self.value(condition) is not None or not _reads(condition, _THREAD)
+        return super()._where(condition, active) & told
+
+    def _loop(self, node: UOp, active: Array) -> Array:
+        """Its last turn, if it is known how many there are."""
+        known = all(self.value(n) is not None for n in node.src[1:4])
+        return super()._loop(node, active) & known
+
+    def _atom(self, node: UOp, active: Array) -> Iterator[Touch]:
+        row = atom(node.arg.atom)
+        named = {name: source for (name, _), source in zip(row.operands, node.src, strict=True)}
+        chosen = self.value(named["inside"]) if "inside" in named else active
+        if "offset" not in named or chosen is None or not (chosen := active & (chosen != 0)).any():
+            return
+        wide = [WORD * o.arg for n, o in named.items() if n in ("src", "dst") and _is(o, Op.FRAG)]
+        for data in (0, UNBOUND - 1):
+            at = self._offset(named["offset"], data)
+            end = UNBOUND if at is None else int(np.where(chosen, at, np.uint64(0)).max())
+            for access in row.accesses if end < BOUNDED else ():
+                slot, least = named[access.operand], end + min(wide, default=1)
+                if _is(slot, Op.SMEM):
+                    yield Touch(node, slot.src[0].arg.name, access.mode, least, least <= slot.arg)
+
+    def _offset(self, node: UOp, data: int) -> Array | None:
+        """An offset where all registers that it reads are this; None where it is not known."""
+        if node.op is Op.VAR and node.arg[1] == "register":
+            return _axis([data], 0)
+        if node.op is not Op.ALU:
+            return self.value(node)
+        a, b = (self._offset(each, data) for each in node.src)
+        return None if a is None or b is None else OPERATIONS[node.arg](a, b).astype(np.uint64)
+
+
+def _is(operand: UOp, kind: Op) -> bool:
+    """Whether an operand is a slot of storage of this kind."""
+    return operand.op is Op.SLOT and operand.src[0].op is kind
+
+
 def _axis(values: Any, axis: int) -> Array:
     shape = [1, 1, 1]
     shape[axis] = -1
@@ -156,12 +207,14 @@ def _axis(values: Any, axis: int) -> Array:
 @lru_cache(16)
 def reads_special(kernel: UOp, name: str) -> bool:
     """Whether some value of the kernel depends on a special value."""
-    seen = set[UOp]()
+    return any(_reads(source, {name}) for _, node in walk(kernel) for source in node.src)
 
-    def within(node: UOp) -> bool:
-        if node in seen:
-            return False
-        seen.add(node)
-        return node.arg == (name, "special") or any(map(within, node.src))
 
-    return any(within(source) for _, node in walk(kernel) for source in node.src)
+def _reads(node: UOp, names: Collection[str], seen: set[UOp] | None = None) -> bool:
+    """Whether a value depends on one of these special values."""
+    seen = set() if seen is None else seen
+    if node in seen:
+        return False
+    seen.add(node)
+    own = node.op is Op.VAR and node.arg[1] == "special" and node.arg[0] in names
+    return own or any(_reads(each, names, seen) for each in node.src)

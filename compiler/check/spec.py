@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ptxflow.compiler.atoms.table import KINDS, READ_ONLY, STORAGE_OF, Atom, Lanes, Scope, atom
 from ptxflow.compiler.check.program import registers_at_launch
+from ptxflow.compiler.check.reach import Slots
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import KernelInfo, Op, Role, UOp, body_of, show, walk
@@ -32,7 +33,20 @@ def check_spec(kernel: UOp, device: Device) -> int:
     held = _budgets(kernel, device)
     for statement in kernel.src:
         held += _statement(statement, Place(whole), info)
-    return held + _read_only(kernel)
+    return held + _read_only(kernel) + _offsets(kernel)
+
+
+def _offsets(kernel: UOp) -> int:
+    """Lanes' offsets into shared memory end in the slot that the access names."""
+    touches = list(Slots(kernel).touches())
+    for touch in touches:
+        if not touch.exact:
+            _fail(
+                touch.node,
+                f"a lane's offset reaches byte {touch.least} of its slot of {touch.tensor}, "
+                "behind the end; fix: keep the offset inside, or name a larger slot",
+            )
+    return len(touches)
 
 
 def _read_only(kernel: UOp) -> int:

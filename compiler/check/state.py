@@ -115,6 +115,10 @@ class Message:
         self.tensor |= other.tensor
         self.over |= other.over
 
+    @property
+    def events(self) -> int:
+        return self.generic | self.async_ | self.tensor
+
     def without(self, events: int) -> Message:
         rest = ~events
         return Message(self.generic & rest, self.async_ & rest, self.tensor & rest, self.over)
@@ -268,6 +272,7 @@ class Barrier:
     tx: int = 0
     observed: int = 0  # events: those who have waited for the newest completed phase
     saw: dict[int, int] = field(default_factory=dict)  # phase -> events: who waited for it
+    heard: int = 0  # events that who arrived in the current phase knew
     message: Message = field(default_factory=Message)
     distant: Message = field(default_factory=Message)  # what peers released: acquire.cluster
     done: dict[int, tuple[Message, Message]] = field(default_factory=dict)
@@ -279,7 +284,7 @@ class Barrier:
         if self.pending == 0 and self.tx == 0:
             self.done[self.phase] = self.message, self.distant
             self.done.pop(self.phase - 2, None)
-            self.observed = 0
+            self.observed = self.heard = 0
             self.phase += 1
             self.pending = self.count
             self.message, self.distant = Message(), Message()

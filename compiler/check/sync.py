@@ -39,17 +39,18 @@ class Synchronisation(Accesses):
                 "wait for every phase, with its own parity, or hear from who did",
             )
         agent.seen[id(bar)] = phase
+        self._observe(agent, node, bar)
         if phase >= 0:
-            self._observe(agent, node, bar)
             near, far = bar.done[phase]
             agent.learn(near)
             if node.arg.attr("acquire"):
                 agent.learn(far)
 
     def _observe(self, agent: Agent, node: UOp, bar: Barrier) -> None:
-        """Seeing a phase complete is an event: whoever arrives for the next must know it."""
+        """Seeing a phase complete is an event: whoever arrives for the next must know it; for the
+        phase before the first, too, which a wait with parity 1 sees."""
         bit = self._event(agent, node)
-        bar.observed |= bit
+        bar.observed |= bit if bar.phase else 0
         bar.saw[bar.phase - 1] = bar.saw.get(bar.phase - 1, 0) | bit
         bar.saw.pop(bar.phase - 3, None)
         self.observations |= bit
@@ -103,9 +104,24 @@ class Synchronisation(Accesses):
             )
         bar.arrivers[node] = bar.arrivers.get(node, 0) + lanes
         bar.message.add(message)
+        bar.heard |= seen
         bar.tx += tx
         bar.pending -= lanes
+        self._settle(bar)
+
+    def _settle(self, bar: Barrier) -> None:
+        """Complete the phase if nothing is outstanding; no wait for the one before may be left that
+        this one's arrivals have not heard of: it could come too late, and then wait for ever."""
+        phase, waits = bar.phase, bar.saw.get(bar.phase - 1, 0) & ~bar.heard
         bar.settle()
+        if bar.phase > phase and waits:
+            wait = self.events[(waits & -waits).bit_length() - 1]
+            wait.agent.refuse(
+                f"waits for phase {phase - 1} of {bar.name}, and phase {phase} may complete before "
+                "it does: nobody who arrives for that has heard of this wait",
+                "arrive for a phase after all waits for the one before, or hear from who waited",
+                wait.node,
+            )
 
     def _do_tma_load(self, agent: Agent, node: UOp, lanes: int) -> None:
         columns, rows = node.arg.attr("box")
@@ -140,12 +156,14 @@ class Synchronisation(Accesses):
 
     def _complete_far(self, bar: Barrier, size: int, message: Message) -> None:
         bar.distant.add(message)
+        bar.heard |= message.events
         self._complete(bar, size, Message())
 
     def _complete(self, bar: Barrier, size: int, message: Message) -> None:
         bar.message.add(message)
+        bar.heard |= message.events
         bar.tx -= size
-        bar.settle()
+        self._settle(bar)
 
     def _later(self, land: Callable[[], None]) -> None:
         """Asynchronous work lands now, or as late as it can."""

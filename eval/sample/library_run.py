@@ -30,13 +30,7 @@ from ptxflow.eval.sample.library_report import PAGE, SOLUTION, Origin, summary, 
 from ptxflow.eval.sample.library_timing import GpuTiming
 from ptxflow.eval.sample.looks import Judge, Look, State
 from ptxflow.eval.sample.ranges import Ranges, Sizes
-from ptxflow.eval.sample.selection import (
-    POLICY,
-    REWARD,
-    far_from_training,
-    reward_alone,
-    reward_of,
-)
+from ptxflow.eval.sample.selection import POLICY, REWARD, far_from_training, reward_alone, reward_of
 from ptxflow.eval.sample.widened import WideReward
 from ptxflow.gfn.inference import SHARPNESS, Policy, draw_distinct, load_policy, log_probs
 

@@ -25,7 +25,7 @@ from ptxflow.env.tasks.arguments import UsageError, find_family, find_problem, f
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.eval.sample.ranges import Ranges, Sizes
 from ptxflow.eval.sample.selection import POLICY, REWARD
-from ptxflow.eval.sample.widened import AGAIN, AROUND, around, varied, widened
+from ptxflow.eval.sample.widened import AGAIN, AROUND, around, seldom, varied, widened
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -126,8 +126,9 @@ class Judge:
         return Look(sizes, least, tuple(own.tolist()), tuple(best.tolist()))
 
     def _with_wider(self, sizes: Sizes, near: Ints, best: Ints) -> Ints:
-        """The best listed strategies and the best of the wide space around some, in turn."""
-        found = around(near, self.listed, 2)
+        """The best listed strategies and the best wide ones, around some or seldom, in turn."""
+        rest = seldom(self.family, self.problem(sizes), self.device)
+        found = np.union1d(around(near, self.listed, 2), rest)
         for turns in (1, 0):
             space = self.some(sizes, found[self.legal(sizes, found)])
             tflops = np.nan_to_num(self.reward.tflops(space, space.codes))

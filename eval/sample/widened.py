@@ -1,4 +1,5 @@
-"""Strategies of a family's wide space as a library's candidates: around the best listed ones.
+"""Strategies of a family's wide space as a library's candidates: around the best listed ones, and
+all of those with a choice that few have.
 
 A reward was fitted to listed strategies. What it says of the listed one that is nearest is carried
 over by the analytic model, which knows tiles of any size and the waves they come in. Whether that
@@ -10,21 +11,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.compiler.family import Decision, Family
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Decision, Family, Problem
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.relation import unmodelled
+from ptxflow.env.relation import relate, unmodelled
 from ptxflow.env.reward import Reward
-from ptxflow.env.space import Space, StrategySpace, digits, sizes_of, strides_of
+from ptxflow.env.space import EmptySpace, Space, StrategySpace, digits, sizes_of, strides_of
 
 Ints = NDArray[np.int64]
 Array = NDArray[np.float64]
 
 AROUND, AGAIN = 8, 32  # strategies around which there are others: listed ones, and then the best
+FEW = 10_000  # strategies with a choice of the wide space, which are all looked at
 NEAR = 2.0  # the ratio by which a number may differ
 ALIKE = 1  # kept of those with the same blocks, and the same MMAs in each
 
@@ -97,6 +101,18 @@ def around(codes: Ints, listed: Family, turns: int) -> Ints:
                 near &= _ratio(family.decisions[i], to)[held[:, i]] <= NEAR
                 change += (to - held[:, i]) * strides[i]
             found.append((codes + change)[near])
+    return np.unique(np.concatenate(found))
+
+
+def seldom(family: Family, problem: Problem, device: Device) -> Ints:
+    """Codes of a wide family's strategies with a choice that no listed one makes, and at most `FEW`
+    do: other decisions depend on such a choice, so that it is not around listed ones."""
+    whole, found = relate(family, problem, device), [np.zeros(0, np.int64)]
+    for d in (d for d in family.decisions if d.name in family.implied):
+        for choice in d.choices[1:]:
+            with suppress(EmptySpace):
+                part = whole.given({d.name: (choice,)})
+                found += [part.listed().codes] if len(part) <= FEW else []
     return np.unique(np.concatenate(found))
 
 

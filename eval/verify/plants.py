@@ -1,9 +1,10 @@
 """Mutants of values that no trial kills, on the GPU at real sizes.
 
 Of the mutants that `mutate-values` judged, those that are right on every trial are made once more
-in the kernels of real workloads and run there: each must be right, as the reference says. A mutant
-is found in the larger kernel by its place and by what changes, and it must change the same part of
-the text. Every kernel runs in a child process that can be killed. With --log, outcomes are kept and
+in the kernels of real workloads. What the validator does not refuse there, as it sees every kernel
+at the sizes it is for, is run: each must be right, as the reference says. A mutant is found in the
+larger kernel by its place and by what changes, and it must change the same part of the text. Every
+kernel runs in a child process that can be killed. With --log, outcomes are kept and
 a run that was cut off goes on with the rest.
 """
 
@@ -28,9 +29,11 @@ from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.backend.runtime import RuntimeUnavailable, require_gpu
+from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator.coverage import skeleton
+from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.ir.nodes import UOp
 from ptxflow.compiler.ir.statements import kernels_of
 from ptxflow.compiler.kernels import family
@@ -123,17 +126,25 @@ def plant(
     large = maker.build(problem, strategy, device)
     small = lowered if write(large, device) != text else large
     own = ptxas.assemble(write(large, device), device.arch).cubin
-    launch = maker.launch(problem, strategy, device).to_json()
+    launch, turns = maker.launch(problem, strategy, device), maker.trips(problem, strategy, device)
+    proven = set[object]()
+    check(large, turns, device, proven)
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
     trips, out = maker.trips(shape, strategy, device), []
     for mutant in drawn_mutants(small, device, count, rng, trips):
         found = judged.get(name_of(kernel, digest(write(mutant.within(small), device))))
         if found is None or found.verdict not in PASSED:
             continue
-        made = partial(Plant, found, problem.to_json(), launch)
+        made = partial(Plant, found, problem.to_json(), launch.to_json())
         tree = transported(mutant, small, large, device)
         if tree is None:
             out.append(made(why="no such place"))
+            continue
+        try:
+            check(tree, turns, device, proven)
+            check_launch(tree, launch)
+        except CompileError:
+            out.append(made(why="refused"))
             continue
         try:
             cubin = ptxas.assemble(write(tree, device), device.arch).cubin
@@ -196,8 +207,8 @@ def run(plants: Iterable[Plant], log: Path, until: float) -> dict[str, str]:
 def table(judged: Sequence[Judged], plants: Sequence[Plant], outcomes: dict[str, str]) -> str:
     """A row a family: mutants planted, killed before, and what became of the rest; then those that
     were not right."""
-    heads = ("ok", "wrong", "hang", "fault", "same machine code", "no such place", "no kernel",
-             "not run")  # fmt: skip
+    heads = ("refused", "ok", "wrong", "hang", "fault", "same machine code", "no such place",
+             "no kernel", "not run")  # fmt: skip
     rows, bad = [["", "planted", "killed", "passed the trials", *heads]], []
     for name in sorted({j.family for j in judged}):
         all_of = [j for j in judged if j.family == name]

@@ -473,3 +473,15 @@ def test_wide_strategies_stand_around_listed_ones() -> None:
     assert wide.legal(sizes, best).all() and len(set(look.best)) == len(best)
     assert wide.seconds(sizes, best[:2]).min() <= look.seconds  # the best of the listed ones
     assert not np.isin(best, widened(space.codes, listed)).all()
+
+
+def test_what_few_wide_strategies_do_is_looked_at() -> None:
+    """One kernel, without sums of chunks, is best where all sequences are short."""
+    decode = family("gqa_decode")
+    ranges, _ = find_ranges(load("gqa_paged_decode_h32_kv8_d128_ps64"), ["num_kv_indices=1:64"])
+    judged = Judge(decode.wide, H200, ranges, WideReward(ModelReward(), decode))
+    sizes = {"batch_size": 137, "num_kv_indices": 6}
+    look = judged.look(sizes, lambda space: np.zeros(len(space)), lambda _: np.arange(4), "both")
+    best = judged.some(sizes, np.array(look.best[:1])).strategy(look.best[0])
+    assert decode.launch(judged.problem(sizes), best, H200).then == ()
+    assert judged.seconds(sizes, np.array(look.best[:1])) < look.seconds

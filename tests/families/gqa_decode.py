@@ -11,12 +11,7 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.kernels.gqa_decode.decisions import (
-    chunk,
-    registers,
-    smem_bytes,
-    threads,
-)
+from ptxflow.compiler.kernels.gqa_decode.decisions import chunk, registers, smem_bytes, threads
 from tests.given import B200, BOTH, H200, Json, altering, crossed, resized, strategies
 from tests.row import Bad, Case, Ordered, Planted, Reference, Refused, Row, Run, Same, Sampled, Size
 

@@ -12,7 +12,7 @@ from ptxflow.compiler.errors import HazardError, SpecError
 from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, Use, const, var
 from ptxflow.compiler.ir.statements import KernelInfo, Role, elect, kernel, loop, role, when
-from ptxflow.compiler.ir.storage import frag, mbar, slot, smem
+from ptxflow.compiler.ir.storage import frag, mbar, slot, smem, value_of
 from tests.families import dsa_sparse, gdn_prefill, mla
 from tests.given import B200, BOTH, H200
 
@@ -47,6 +47,34 @@ def one(*body, dev=H200, warps=4, **info):  # type: ignore[no-untyped-def]
 def test_refusals(body, message):  # type: ignore[no-untyped-def]
     with pytest.raises(SpecError, match=message):
         one(*body)
+
+
+QUAD, HELD = frag("quad", 4, "b32"), frag("held", 1, "b32")
+DIGIT = value_of(HELD)
+
+
+@pytest.mark.parametrize(
+    ("offset", "last"),
+    [
+        (LANE * 16, 512),
+        ((LANE * 16) + WARP * 128, 896),
+        ((DIGIT & 3) * 128 + LANE * 4, 524),  # whatever the register holds
+        ((3 - (DIGIT & 3)) * 128 + LANE * 4, 524),
+    ],
+)
+def test_lanes_offsets_end_in_their_slot(offset, last):  # type: ignore[no-untyped-def]
+    def read(size, place):  # type: ignore[no-untyped-def]
+        return check_spec(
+            kernel(
+                KernelInfo("k", H200.arch, 4, 1, (), (TILE, QUAD, HELD)),
+                role(Role("r", 0, 4), at.ld_shared(slot(QUAD), slot(TILE, 0, 0, size), place)),
+            ),
+            H200,
+        )
+
+    assert read(last, offset) and read(1024, DIGIT * 4)  # nothing bounds that one
+    with pytest.raises(SpecError, match=f"a lane's offset reaches byte {last} of its slot of tile"):
+        read(last - 4, offset)
 
 
 def test_one_cta_group_throughout():

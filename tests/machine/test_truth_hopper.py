@@ -392,6 +392,23 @@ def test_dependent_launch(o: Options) -> UOp:
     return whole
 
 
+@truth("late told", lambda o: not o.late or o.told)
+def test_a_wait_that_may_come_too_late(o: Options) -> UOp:
+    """A wait for the phase before the first passes while that is open, and then never: consumers
+    must have heard of it before they complete the first. No schedule that is run shows it."""
+    early = [expect(FULL), load(A, FULL)]
+    told = mbar("told", 1, 1)
+    first = wait(EMPTY, 1)
+    tell = o("told", at.mbar_arrive(slot(told)))
+    return block(
+        H200,
+        (FULL, EMPTY, told, A, OUT),
+        producer(*([*early, first, *tell] if o.late else [first, *early, *tell])),
+        consumers(wait(FULL), read(A), o("told", wait(told)), one(at.mbar_arrive(slot(EMPTY)))),
+        warps=5,
+    )
+
+
 @truth("give take", lambda o: o.give or not o.take)
 def test_register_split(o: Options) -> UOp:
     """What one warpgroup takes another must have given: 168 registers a lane at launch."""

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ptxflow.compiler.backend import cache, ptxas, sass
-from ptxflow.compiler.compilation import CompiledKernel, compile_chunk
+from ptxflow.compiler.compilation import CompiledKernel, compile_chunk, compile_kernel
 from ptxflow.compiler.device import Device
+from tests.families import gqa_decode
 from tests.families.rmsnorm import problem, strategy
 from tests.given import B200, H200, crossed
 
@@ -137,6 +138,13 @@ def test_issue_by_many_lanes_is_forbidden() -> None:
     unproven = LOAD.replace("@%p1 cp.async", "cp.async")
     report = sass.check(cubin("sm_90a", unproven), "sm_90a", ["TMA tensor load"])
     assert report.missing == () and report.forbidden == ("BRA.U.ANY",) and not report.ok
+
+
+@pytest.mark.parametrize("tile", [64, 128])
+def test_one_lane_gathers_the_rows_of_an_only_key_head(tile: int) -> None:
+    s = gqa_decode.GATHERED["gathered rows"][1].replace(tile=tile, tiles=1, stages=1)
+    p = gqa_decode.problem(page_size=10, size=64, group=8, key_heads=1)
+    assert compile_kernel(p, s, B200).sass.counts["TMA gather4"] > 0
 
 
 def test_reports_come_from_the_store(

@@ -105,11 +105,9 @@ def _longest(problem: Problem) -> float:
 
 def _of_warps(f: Fields, problem: Problem, c: Costs, resident: Any) -> Any:
     """Cycles of a step in which warps multiply, weigh and copy, four quarters of an SM together."""
-    units = f.heads * decisions.columns_of_warp(f, problem)
-    mmas = (
-        2 * units * (problem["head_dim"] // decisions.MMA_DIMS) * (f.tile // decisions.MMA_TOKENS)
-    )
-    scores = units * 4 * (f.tile // decisions.MMA_TOKENS)
+    units, rows = f.heads * decisions.columns_of_warp(f, problem), f.tile // decisions.MMA_TOKENS
+    mmas = 2 * units * (problem["head_dim"] // decisions.MMA_DIMS) * rows
+    scores = units * 4 * rows
     quarters = np.minimum(f.warps * resident, 4) / resident
     return (mmas * c.mma + scores * c.score) * f.warps / quarters + 2 * f.warps * f.tile * c.row
 
@@ -118,11 +116,8 @@ def _of_warpgroup(f: Fields, problem: Problem, device: Device, c: Costs) -> Any:
     """Of a step of a warpgroup, whose MMAs read tokens from shared memory, and of who copies."""
     mmas = 2 * f.heads * problem["head_dim"] * f.tile / (decisions.ROWS * decisions.MMA_K)
     wide = f.heads * COLUMNS * columns(problem)
-    row = np.where(
-        f.gather == decisions.COPY,
-        c.row,
-        np.where(decisions.boxes(problem, f.tile), c.boxed, c.gathered),
-    )
+    asked = np.where(decisions.boxes(problem, f.tile), c.boxed, c.gathered)
+    row = np.where(f.gather == decisions.COPY, c.row, asked)
     weighed = f.tile * wide / (decisions.WARP * decisions.GROUP_WARPS) * c.score * 4
     return mmas * c.group_mma + weighed + 2 * f.tile * row
 

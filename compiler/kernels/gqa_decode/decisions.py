@@ -217,21 +217,13 @@ RULES = (
         "mma tile heads",
         lambda f, p, d: (f.mma != SYNC) | (f.tile * f.heads <= 64),
     ),
-    rule(
-        DIVIDE,
-        "heads",
-        lambda f, p, d: p["num_kv_heads"] % f.heads == 0,
-    ),
+    rule(DIVIDE, "heads", lambda f, p, d: p["num_kv_heads"] % f.heads == 0),
     rule(
         "every warp has dims to add up for all",
         "warps",
         lambda f, p, d: f.warps <= p["head_dim"] // MMA_DIMS,
     ),
-    rule(
-        FULL_RING,
-        "tiles stages",
-        lambda f, p, d: f.stages <= f.tiles,
-    ),
+    rule(FULL_RING, "tiles stages", lambda f, p, d: f.stages <= f.tiles),
     rule(
         LONGEST,
         "mma warps tile tiles",

@@ -22,14 +22,7 @@ from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD
 from ptxflow.compiler.kernels.gqa_decode.tiles import CHUNK, KEYS, LINES, VALUES, WIDE, Tiles
 from ptxflow.compiler.tile.operands import Matrix, k_major, rows_along_k
-from ptxflow.compiler.tile.softmax import (
-    ACROSS,
-    MAX,
-    SUM,
-    ColumnSoftmax,
-    Reduction,
-    logit_scale,
-)
+from ptxflow.compiler.tile.softmax import ACROSS, MAX, SUM, ColumnSoftmax, Reduction, logit_scale
 from ptxflow.compiler.tile.values import Float32, Vector, emit, trace, traced, where
 
 MEET = 1  # named barrier of the warpgroup

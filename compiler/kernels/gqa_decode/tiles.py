@@ -14,7 +14,7 @@ from itertools import product
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, value, var
+from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, Value, param, value, var
 from ptxflow.compiler.ir.statements import Body, elect, loop, parameters, when
 from ptxflow.compiler.ir.storage import anywhere, slot, smem
 from ptxflow.compiler.kernels.gqa_decode import decisions
@@ -155,14 +155,16 @@ class Tiles(Span):
 
     def _gather_fours(self, name: str, t: UOp, turn: UOp, mine: list[UInt32]) -> None:
         """Some of them, for which lanes tell each other rows together."""
-        asked = list[UOp]()
+        asked, column = list[UOp](), self.first_column
+        if column.op is Op.CONST:  # with columns that ptxas knows it would leave no branch, below
+            column += param("batch_size") >> 31  # sequences are fewer than 2^31
         for j in range(self.fours):
             four = turn * self.fours + j
             rows = [self.r.uint32(name=row) for row in self.told_rows(name, j)]
             for row, own in zip(rows, mine, strict=True):
                 emit(at.shuffle_from(row.slot, own.slot, four))
             found = [row.value for row in rows]
-            asked += self.tiles_of(name).gather(t, self.first_column, found, four)
+            asked += self.tiles_of(name).gather(t, column, found, four)
         # a branch, not predicates: ptxas must see that one lane asks, at addresses of its warp
         emit(elect(turn < self.tile // GATHERED // self.fours, asked))
 
