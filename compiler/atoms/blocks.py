@@ -53,19 +53,6 @@ instruction(
     (_ORDERED,),
 )
 instruction(
-    "pack_fp8(dst: frag*n w, src: frag*4n r)",
-    each(
-        "cvt.rn.satfinite.e4m3x2.f32 %_low, {src[1]}, {src[0]};\n"
-        "cvt.rn.satfinite.e4m3x2.f32 %_high, {src[3]}, {src[2]};\n"
-        "mov.b32 {dst}, {{%_low, %_high}};",
-        temps="b16 low high",
-    ),
-    "9.7.9.22 cvt to e4m3, to nearest even, 448 at the most; four values to a register",
-    sass=("cvt to fp8",),
-)
-
-
-instruction(
     "exchange_pairs(dst: frag*2n w, src: frag*2n r) warp",
     each(
         "selp.b32 %_own, {src[1]}, {src[0]}, %_p;\n"

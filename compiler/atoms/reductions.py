@@ -55,11 +55,6 @@ instruction(
     "9.7.9.22 cvt: the weight of an element, or what is below it",
     defaults=(("rounding", "rni"),),
 )
-instruction(
-    "saturate(dst: frag*n w, src: frag*n r)",
-    each("add.sat.f32 {dst}, {src}, 0f00000000;"),
-    "9.7.3.3 add.sat: between 0 and 1; NaN gives 0",
-)
 
 
 def _tally_lines(

@@ -109,8 +109,7 @@ class Rows(Epilogue):
     def _inner(self) -> None:
         g, r, count = self.g, self.g.r, self.hidden
         scaled, found = self._scaled(self._gated(4), (0, 0, 1, 1))
-        packed = r.of(at.pack_fp8, scaled, n=count // 4)
-        words = packed.apply(at.exchange_pairs)
+        words = scaled.pack("e4m3").apply(at.exchange_pairs)
         scale = self._scale(found)
         column = ((LANE & 1) << 3) + ((LANE & 2) << 1)
         for half in range(2):
@@ -286,7 +285,7 @@ class TokenLanes(Epilogue):
     def _inner(self) -> None:
         g, r, count = self.g, self.g.r, self.hidden
         scaled, found = self._scaled(self._gated(GATE), (0,))
-        words = r.of(at.pack_fp8, scaled, n=count // 4)
+        words = scaled.pack("e4m3")
         row, inside = g.row(self.row)
         warp_row = (WARP & 3) * LANES
         each = g.own // 2  # of a wave

@@ -163,20 +163,27 @@ class Kernel:
             return at.st_shared_lanes(place, lane, 1, held)
         return at.ld_shared(held, place, lane)
 
+    def _clean(self) -> None:
+        """What was loaded, between 0 and 1; NaN as 0."""
+        once = {} if self.kept else {"last": "a"}
+        emit(at.sum_f32(self.elements, self.raw, self.r.constant(0.0), sat=".sat", **once))
+
     def sweep(self, visit: Visit) -> None:
         """Visit all elements of a thread, chunk by chunk: between 0 and 1."""
         self.sweeps += 1
         again = self.sweeps > 1
-        clean = at.saturate(self.elements, self.raw, **self._once)
         if self.kept:
-            emit(None if again else clean, visit(self.elements, const(0)))
+            if not again:
+                self._clean()
+            emit(visit(self.elements, const(0)))
             return
         c, each = var(f"chunk{self.sweeps}"), range(self.at_once)
         with repeat(c, const(self.chunks, "chunks"), rolled=True):
             if again and self.shared:
                 emit([self._stash(j, c, store=False) for j in each])
             else:
-                emit([self._load(j, c) for j in each], clean)
+                emit([self._load(j, c) for j in each])
+                self._clean()
             if self.shared and not again:
                 emit([self._stash(j, c, store=True) for j in each])
             emit(visit(self.elements, c))
