@@ -44,9 +44,10 @@ instruction(
     rules=_NAMED_RULES,
 )
 instruction(
-    "warp_sync() warp orders -> warp_sync",
-    "bar.warp.sync 0xFFFFFFFF;",
-    "9.7.13.2 bar.warp.sync: orders memory accesses among the lanes",
+    "warp_sync(mask: value) warp orders -> warp_sync",
+    "bar.warp.sync {mask};",
+    "9.7.13.2 bar.warp.sync: orders memory accesses among the lanes, which are all of the warp",
+    defaults=(("mask", 0xFFFFFFFF),),
 )
 instruction(
     "cluster_arrive() cluster orders -> cluster_arrive",

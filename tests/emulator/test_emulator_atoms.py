@@ -119,7 +119,7 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
 
 #: operands whose sizes hang together, or attributes of one family: known from its kernels
 IN_KERNELS = {
-    "promote", "pack_fp8", "sort_key", "count_entries", "gather_entries",
+    "promote", "sort_key", "count_entries", "gather_entries",
     "outrank", "put_place",
 }  # fmt: skip
 GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]
@@ -140,6 +140,8 @@ def test_atoms_of_one_family_are_known_in_all_its_kernels() -> None:
 @pytest.mark.parametrize("row", GENERIC, ids=lambda row: row.name)
 def test_every_form_of_an_atom_is_known(row: Atom) -> None:
     for arch, text in itertools.product(row.archs, forms(row)):
+        if arch == "sm_90a" and "cta_group" in text:  # of an attribute that the validator refuses
+            continue
         if "16x256b" in text:  # four registers are one repetition
             text = text.replace(".x4.", ".x1.")
         assert Program(parse(MODULE.format(arch=arch, text=text))).code

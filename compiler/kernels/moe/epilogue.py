@@ -107,7 +107,7 @@ class Rows(Epilogue):
         return MAX.across(top, (1, 2))
 
     def _inner(self) -> None:
-        g, r, count = self.g, self.g.r, self.hidden
+        g = self.g
         scaled, found = self._scaled(self._gated(4), (0, 0, 1, 1))
         words = scaled.pack("e4m3").apply(at.exchange_pairs)
         scale = self._scale(found)
@@ -283,7 +283,7 @@ class TokenLanes(Epilogue):
     # -- what a tile leaves --------------------------------------------------------------------
 
     def _inner(self) -> None:
-        g, r, count = self.g, self.g.r, self.hidden
+        g, count = self.g, self.hidden
         scaled, found = self._scaled(self._gated(GATE), (0,))
         words = scaled.pack("e4m3")
         row, inside = g.row(self.row)
