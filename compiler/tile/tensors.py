@@ -27,13 +27,13 @@ def load_global(
     inside: Value = 1,
     place: Place | None = None,
     element: int = 4,
-    handed: bool = False,
     **attrs: Any,
 ) -> UOp:
     """A lane's registers from `index` of the tensor, in units of `element` bytes; zeros where not
     `inside`. `place` is for the validator: without one, anywhere in the tensor. `handed`: by a
     kernel before, or by this one."""
-    load, attrs["element"] = at.ld_global_coherent if handed else at.ld_global, element
+    load = at.ld_global_coherent if attrs.pop("handed", False) else at.ld_global
+    attrs["element"] = element
     return load(target, param(tensor), index, inside, _region(tensor, place), **attrs)
 
 

@@ -62,11 +62,9 @@ COUNTS |= {
 }
 #: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
 SINGLE = {
-    "tally", "tally_either", "choose", "sift", "refine", "settle",
+    "choose", "sift", "refine", "settle",
 }  # fmt: skip
-COUNTS |= {
-    ("tally", "src"): 8, ("tally_either", "src"): 8, ("sift", "src"): 8,
-}  # fmt: skip
+COUNTS |= {("sift", "src"): 8}
 COUNTS |= {(name, "window"): 2 for name in SINGLE}
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
 MODULE = """

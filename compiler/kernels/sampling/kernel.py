@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.candidates import SHARE, SLOT, TALLY
+from ptxflow.compiler.atoms.reductions import KEY_BITS, LEAST
 from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
@@ -36,7 +37,7 @@ FOUND = 8  # bytes of what is found
 PRESENT = f"{GENERATOR}_present"
 RANDOM = ("seed_low", "seed_high", "offset_low", "offset_high")
 
-Visit = Callable[[UInt32, UOp], UOp]  # (elements, chunk)
+Visit = Callable[[UInt32, UOp], UOp | None]  # (elements, chunk)
 Ties = Callable[[], UInt32]  # finds how many of the threshold's equals are kept
 FIRST = WARP.eq(0)
 
@@ -194,10 +195,15 @@ class Kernel:
         bins = self._bins("bins", self.warps, self.ctas, **self.first)
         quantity = "count" if "top_k" in self.filters else "mass"
 
-        def visit(x: UInt32, _: UOp) -> UOp:
+        def visit(x: UInt32, _: UOp) -> None:
             if active is None:
-                return at.tally(bins.held, x, quantity=quantity, **self.first, **self._once)
-            return at.tally_either(bins.held, x, active, **self.first, **self._once)
+                return self._tally(bins, x, quantity, const(0))
+            with where(active.value.ne(0)):
+                self._tally(bins, x, "count", const(0))
+            with where(active.value.eq(0)):
+                # 0 here, which ptxas must not see: it would work out the digits before both sides,
+                # and hold them all
+                self._tally(bins, x, "mass", active.value >> 31)
 
         self.sweep(visit)
         emit(at.cta_sync())
@@ -208,6 +214,13 @@ class Kernel:
             uniform = draw.philox(state, [*map(param, RANDOM)], self.row)
         emit(meet(self.ctas))
         return bins, uniform
+
+    def _tally(self, bins: Bins, x: UInt32, quantity: str, zero: UOp) -> None:
+        """Counts or weights of elements by the first digit of their keys."""
+        least, shift, one = zero | LEAST, zero | (KEY_BITS - self.bits), self.r.uint32(1)
+        for element in x.each():
+            word = one if quantity == "count" else element.apply(at.weigh)
+            bins.add((element.value - least) >> shift, element.value >= least, word)
 
     def _second_pass(self, window: UInt32) -> None:
         run, group = self.rank * self.warps + WARP, int(self.s.group) * self.width
