@@ -12,6 +12,7 @@ segment and an element of it. Sums are of integers: no order of additions change
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.candidates import SHARE, SLOT, TALLY
@@ -80,7 +81,7 @@ class Kernel:
         self.raw = r.uint32(width=self.at_once * self.width)  # what was loaded, NaN and all
         self.elements = r.uint32(width=self.raw.n)
         # what is said of a visit where elements are fetched anew for the next
-        self._once: dict[str, str] = {} if self.kept else {"last": "src"}
+        self._once: dict[str, Any] = {} if self.kept else {"last": "src"}
 
     def _smem(self, name: str, size: int) -> UOp:
         storage = smem(name, -(-size // ALIGN) * ALIGN, align=ALIGN)
@@ -217,9 +218,10 @@ class Kernel:
 
     def _tally(self, bins: Bins, x: UInt32, quantity: str, zero: UOp) -> None:
         """Counts or weights of elements by the first digit of their keys."""
-        least, shift, one = zero | LEAST, zero | (KEY_BITS - self.bits), self.r.uint32(1)
-        for element in x.each():
-            word = one if quantity == "count" else element.apply(at.weigh)
+        least, shift = zero | LEAST, zero | (KEY_BITS - self.bits)
+        one = self.r.uint32(1) if quantity == "count" else None
+        for element in (own.apply(at.copy, **self._once) for own in x):
+            word = one or element.apply(at.weigh)
             bins.add((element.value - least) >> shift, element.value >= least, word)
 
     def _second_pass(self, window: UInt32) -> None:
