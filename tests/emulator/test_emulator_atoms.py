@@ -117,8 +117,7 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
 
 #: operands whose sizes hang together, or attributes of one family: known from its kernels
 IN_KERNELS = {
-    "promote", "sort_key", "count_entries", "gather_entries",
-    "outrank", "put_place",
+    "promote", "sort_key", "gather_entries", "outrank", "put_place",
 }  # fmt: skip
 GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]
 
