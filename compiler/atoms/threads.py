@@ -152,21 +152,6 @@ instruction(
 )
 
 
-def _after_text(use: UOp, text: dict[str, str]) -> str:
-    dst, src = pieces(text["dst"]), pieces(text["src"])
-    first = f"lop3.b32 {dst[0]}, {pieces(text['other'])[0]}, {text['zero']}, {src[0]}, 0xEA;"
-    moves = (f"mov.b32 {d}, {s};" for d, s in zip(dst[1:], src[1:], strict=True))
-    return "\n".join([first, *moves])
-
-
-instruction(
-    "after_load(dst: frag*n w, src: frag*n r, other: frag r, zero: value)",
-    _after_text,
-    "9.7.8.6 lop3: src or (other and zero), which is src; both are loaded before it is used, "
-    "where ptxas would put off loading the other",
-)
-
-
 def widened(dtype: str, source: str, low: str, high: str, temp: str) -> str:
     """Both halves of a register to float32, exactly."""
     if dtype == "bf16":
