@@ -62,7 +62,7 @@ COUNTS |= {
 }
 #: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
 SINGLE = {
-    "choose", "sift", "refine", "settle",
+    "choose", "sift",
 }  # fmt: skip
 COUNTS |= {("sift", "src"): 8}
 COUNTS |= {(name, "window"): 2 for name in SINGLE}
