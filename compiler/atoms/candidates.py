@@ -20,7 +20,6 @@ from ptxflow.compiler.atoms.threads import pieces, scoped
 from ptxflow.compiler.ir import UOp
 
 SLOT, TALLY, SHARE = 8, 4, 4  # bytes
-AHEAD = 4  # vectors of a row that a thread of the leader has in flight
 
 
 def _sift_text(use: UOp, text: dict[str, str]) -> str:

@@ -16,18 +16,10 @@ KEY_BITS = 28
 LEAST = 0x2F800001  # the bits of the least float whose weight is not 0: just above 2^-32
 WEIGHT_SCALE = "0f4F000000"  # 2^31
 ALL_LANES = "0xFFFFFFFF"
-QUANTITIES = ("count", "mass")
 
 
 def weigh(x: str, to: str, scale: str = WEIGHT_SCALE) -> list[str]:
     return [f"mul.f32 {to}, {x}, {scale};", f"cvt.rni.u32.f32 {to}, {to};"]
-
-
-def count_in(quantity: str, at: str, x: str, guard: str, weight: str) -> list[str]:
-    """Adds an element to a bin at the address `at`."""
-    if quantity == "count":
-        return [f"@{guard} red.shared.add.u32 [{at}], 1;"]
-    return [*weigh(x, weight), f"@{guard} red.shared.add.u32 [{at}], {weight};"]
 
 
 def skip_unless_any(predicates: list[str], label: str) -> list[str]:
