@@ -63,6 +63,7 @@ def _select_trip(c: Select, length: int, left: int) -> Trip:
         "s_turns": min(listed, MOST_TURNS),  # of eight entries; more read the same list as often
         "s_levels": min((max(listed, 1) - 1).bit_length(), MOST_LEVELS),
         "width": -(-length // c.page) + 1,
+        **{f"s_near{i}": 1 for i in range(c.loads)},
     }
     name = f"{length} tokens" + (", by all digits" if left else "")
     return Trip(name, tuple(values.items()), (("topk_indices", 1, c.topk),), SELECT)

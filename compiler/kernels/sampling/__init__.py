@@ -7,7 +7,8 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.kernels.sampling import cost, decisions
-from ptxflow.compiler.kernels.sampling.kernel import ENTRY, PRESENT, RANDOM, Kernel
+from ptxflow.compiler.kernels.sampling.filters import ACTIVE
+from ptxflow.compiler.kernels.sampling.kernel import ENTRY, PRESENT, RANDOM, Kernel, trip
 from ptxflow.compiler.kernels.sampling.problem import SCHEMA
 from ptxflow.compiler.launch import GENERATOR, Given, Launch, PresentParam, RandomParam, launch_of
 
@@ -16,14 +17,15 @@ TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are lo
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """A row; where it is not in registers, of two chunks, or one if it has no more. The generator's
-    state is by value, or on the device, too."""
-    chunks = min(2, Kernel(p, s, device).chunks)
+    state is by value, or on the device, too; then k filters, where both may."""
+    k = Kernel(p, s, device)
+    chunks = min(2, k.chunks)
     name = f"a row of {chunks} chunks" if chunks > 1 else "a row"
-    values = {"ctaid": 0, "chunks": chunks}
-    return [
-        Trip(f"{name}{said}", tuple({**values, PRESENT: given}.items()), (("samples", 1, 1),))
-        for said, given in (("", 0), (", a state on the device", 1))
-    ]
+    out = list[Trip]()
+    for said, given in (("", 0), (", a state on the device", 1)):
+        values = {"ctaid": 0, "chunks": chunks, PRESENT: given, ACTIVE: given, **trip(k)}
+        out.append(Trip(f"{name}{said}", tuple(values.items()), (("samples", 1, 1),)))
+    return out
 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
