@@ -325,6 +325,8 @@ def test_draws_fall_on_the_first_or_last_unit_of_an_element(
     for i, found in enumerate(given.expected["samples"][0].tolist()):
         draw = integers.philox(SEED, OFFSET, i) * sums[i][-1] >> 64
         assert draw in (sums[i][found - 1], sums[i][found] - 1) and 2 * draw > sums[i][-1]
+    if batch == 2:  # no bit of the element's number is that of the other's
+        assert np.bitwise_xor(*given.expected["samples"][0]) == 0xFFFF
 
 
 @pytest.mark.parametrize("name", ["A_scale", "B_scale"])
