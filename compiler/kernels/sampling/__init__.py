@@ -47,8 +47,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """A vocabulary with the same tail, of as many turns as have the same loops, and more elements
-    than are listed; ROWS, and three of them, one of each kind; and a row without a state on the
-    device."""
+    than are listed; three of ROWS, one of each kind; and a row without a state on the device."""
     turn = int(s.ctas) * int(s.threads) * int(s.vector) * int(s.unroll)
     whole = p["vocab_size"]
     shapes = [{"vocab_size": whole % turn + n * turn} for n in range(1, 12)]

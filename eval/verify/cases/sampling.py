@@ -35,8 +35,7 @@ LEVELS = (0x38CB1, 0x3AAAA, 0x3D555, 0x3F30E), (0x1B2D, 0x4050, 0xA0A0, 0xE4D2)
 NEXT = np.concatenate([np.arange(1, 16), np.arange(1, 32) << 8, np.arange(1, 8) << 16])
 WHOLE = 1 << UNIT
 MOST = 1 << 24  # units that every float32 can have
-#: where draws fall: in which of 32 lanes' segments, and the lower bits. First two whose bits all
-#: differ, so that each field of any layout has both; then ends of segments and lanes; a row alone
+#: where draws fall: in which lane's segments, and lower bits, all of which differ in the first two
 PLACES = (21, 0xAAAAA), (10, 0x55555), (26, -16), (5, 0), (19, -1), (0, 99)
 FRONT = 64  # elements that have most of a row: its draw falls in the first segment
 
@@ -69,7 +68,7 @@ def turn_of(batch: int, i: int) -> int:
 def place_of(turn: int, vocab: int) -> int:
     """The element on which a draw falls. A lane's segments are of whole chunks."""
     lane, inside = PLACES[turn]
-    chunk = 1 << max(0, (vocab // 32).bit_length() - 3)
+    chunk = 1 << max(3, (vocab // 32).bit_length()) - 3
     width = -(-vocab // (32 * chunk)) * chunk
     return min(lane * width + inside % (1 << width.bit_length() - 1), vocab - 1)
 
