@@ -13,6 +13,7 @@ from ptxflow.compiler.kernels.sampling.problem import SCHEMA
 from ptxflow.compiler.launch import GENERATOR, Given, Launch, PresentParam, RandomParam, launch_of
 
 TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are long
+ROWS = 9  # of a problem of which three run, more than a cluster has CTAs
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -48,15 +49,13 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """A vocabulary with the same tail, of as many turns as have the same loops, and more elements
-    than are listed; rows as many as a row has CTAs, and three of them, one of each kind; and a row
-    without a state on the device."""
+    than are listed; three of ROWS, one of each kind; and a row without a state on the device."""
     turn = int(s.ctas) * int(s.threads) * int(s.vector) * int(s.unroll)
     whole = p["vocab_size"]
     shapes = [{"vocab_size": whole % turn + n * turn} for n in range(1, 12)]
     least, most = 2 * int(s.candidates), min(whole, 8 * TRIAL_ELEMENTS)
     shapes = [x for x in shapes if least < x["vocab_size"] < most]
-    rows = max(3, int(s.ctas) + 1)
-    sizes = (Size({"batch_size": rows}, None, (3,)), Size({"batch_size": 1}, absent=True))
+    sizes = (Size({"batch_size": ROWS}, None, (3,)), Size({"batch_size": 1}, absent=True))
     return Trials((*shapes, {"vocab_size": whole}), sizes)
 
 
