@@ -62,10 +62,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """As many columns of tiles as have the same divisions; last tiles with one row of C, and with
-    some of a warpgroup's second 64 (the trial's has some of a warp's second 8); two raster groups
-    of rows and a part of a third that lacks a row, by seven clusters, the last of which has fewer
-    tiles; a ring beyond its 32nd turn."""
+    """As many columns of tiles as have the same divisions; last tiles with one row of C, all of
+    them, and some of a warpgroup's second 64 (the trial's has some of a warp's second 8); two
+    raster groups of rows and a part of a third that lacks a row, by seven clusters, the last of
+    which has fewer tiles; a ring beyond its 32nd turn."""
     t = Tiling(p, s, device)
     step = s.split_k * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]
@@ -76,8 +76,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     half = min(64, int(s.tile_n if t.swapped else s.tile_m) // 2)
     one = t.cluster_size if s.persistent else None
     sizes = (
-        Size({"M": 2 * rows + 1}, one),
+        Size({"M": (1 + s.persistent) * rows + 1}, one),
         Size({"M": half + 5}, one),
+        Size({"M": rows}, one),
         Size({"M": (2 * s.raster_group + 2) * rows - 1}, one and 7 * one),
         Size({"M": rows, "K": long}, one and 4 * one, (1,)),
     )
