@@ -12,7 +12,16 @@ from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from tests.emulation import text_of
-from tests.families import dsa_sparse, gdn_prefill, gemm_fp8, gqa_prefill, mla, moe
+from tests.families import (
+    dsa_sparse,
+    gdn_prefill,
+    gemm,
+    gemm_epilogue,
+    gemm_fp8,
+    gqa_prefill,
+    mla,
+    moe,
+)
 
 LARGE = gdn_prefill.strategy(
     chunk=32, helpers=4, stages=4, operands="pairs", solve="pairs", order="sequences"
@@ -64,6 +73,10 @@ def test_kernels_that_would_spill_are_refused(name: str) -> None:
 
 _ROWS: dict[str, int | str] = {"swap": 0, "up_tile": 128, "down_tile": 256, "order": "tokens"}
 _GROUP = dsa_sparse.strategy(chunk=0, tile=64, warps=8, stages=1)
+_TAKING_TURNS = gemm.swapped(
+    tile_m=128, tile_n=112, consumers=2, schedule="pingpong", tile_k=64, cluster="2x1",
+    num_stages=4, warp_specialized=1, persistent=1, producer_regs=0,
+)  # fmt: skip
 #: where a loop of known length has one turn, at shapes far from the definitions; or few draws go
 FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
     **{
@@ -81,6 +94,14 @@ FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
         )
         for dtype in ("bfloat16", "float16")
     },
+    "gemm, one step of K": (
+        H200, gemm.problem(512, 14336, 64), _TAKING_TURNS.replace(tile_n=128, cluster="1x2", num_stages=2),
+        "accumulators, epilogue and addresses exceed the registers",
+    ),
+    "gate of swapped tiles": (
+        H200, gemm_epilogue.problem("up", m=512, n=14336), gemm_epilogue.like(_TAKING_TURNS),
+        "accumulators and what the epilogue reads exceed the registers",
+    ),
     "fp8, persistent in groups": (
         B200, gemm_fp8.problem(n=7168, k=2048),
         gemm_fp8.strategy(consumers=1, epilogue="direct", num_stages=7, producer_regs=0,

@@ -241,6 +241,12 @@ def smaller_tile_n(f: Fields, device: Device) -> Any:
     return np.where(below < least, 0, below)
 
 
+def suffice(f: Fields, p: Problem, d: Device) -> Any:
+    """Whether a consumer thread's registers do: of an only step of K ptxas makes no loop."""
+    unrolled = 8 * on_hopper(d) * (p["K"] <= f.tile_k * f.split_k)
+    return registers_needed(f, d) + unrolled <= register_limit(f, d)
+
+
 RULES = (
     rule(
         "a CTA pair needs tcgen05 (sm_100a)",
@@ -404,8 +410,9 @@ RULES = (
     ),
     rule(
         REGISTERS,
-        "swap tile_m tile_n consumers schedule epilogue warp_specialized persistent producer_regs",
-        lambda f, p, d: registers_needed(f, d) <= register_limit(f, d),
+        "swap tile_m tile_n consumers schedule tile_k split_k epilogue warp_specialized persistent "
+        "producer_regs",
+        suffice,
     ),
     rule(
         GROUPS,

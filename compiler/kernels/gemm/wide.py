@@ -57,7 +57,7 @@ def _registers(f: Fields, p: Problem, d: Device) -> Any:
     limit = listed.register_limit(f, d)
     staged = (not d.has_tmem) & (f.epilogue != DIRECT)
     few = staged & (listed.accumulators(f, d) + BESIDE <= limit)
-    return few | (listed.registers_needed(f, d) <= limit)
+    return few | listed.suffice(f, p, d)
 
 
 def _four(f: Fields, p: Problem, d: Device) -> Any:
@@ -94,7 +94,8 @@ RULES = (
     rule(listed.ROWS, "tile_m tile_n consumers schedule", _rows),
     rule(
         listed.REGISTERS,
-        "swap tile_m tile_n consumers schedule epilogue warp_specialized persistent producer_regs",
+        "swap tile_m tile_n consumers schedule tile_k split_k epilogue warp_specialized persistent "
+        "producer_regs",
         _registers,
     ),
     rule(listed.GROUPS, "swap tile_m tile_n raster_group walk", _walked),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem, Resources, rule
 from ptxflow.compiler.kernels.gemm import decisions as gemm
@@ -14,8 +16,12 @@ EACH = 16  # registers of a tensor that the epilogue reads: words, and what beco
 
 
 def fits(f: Fields, problem: Problem, device: Device) -> Any:
-    """Whether a consumer thread has registers for accumulators and what the epilogue reads."""
-    needed = gemm.registers_needed(f, device) + EACH * len(inputs(problem))
+    """Whether a consumer thread has registers for accumulators and what the epilogue reads; in
+    swapped tiles a word of that is one element, and its address another register."""
+    read = len(inputs(problem))
+    beside = np.where(f.swap == 1, 2 * EACH, EACH // 2 * f.persistent)
+    needed = gemm.registers_needed(f, device) + EACH * read
+    needed += beside * (read > 0 and gemm.on_hopper(device))
     return needed <= gemm.register_limit(f, device)
 
 
