@@ -29,7 +29,13 @@ def arithmetic(
 
 
 arithmetic("copy", "dst src", "mov.b32 {dst}, {src};", "9.7.9.3 mov", ALIKE)
-arithmetic("sum_f32", "dst a b", "add.rn.f32 {dst}, {a}, {b};", "9.7.3.3 add", ALIKE)
+instruction(
+    "sum_f32(dst: frag w, a b: frag r)",
+    each("add.rn{sat}.f32 {dst}, {a}, {b};"),
+    "9.7.3.3 add; sat: between 0 and 1, and NaN gives 0",
+    (_TURNS,),
+    defaults=(("sat", ""),),
+)
 instruction(
     "add_f32(dst: frag*n rw, src: frag*n r)", each("add.f32 {dst}, {dst}, {src};"), "9.7.3.3 add"
 )

@@ -177,14 +177,3 @@ instruction(
     sass=("TMA gather4",),
     rules=(*_TMA_RULES, Rule("it brings four rows", lambda u: u.arg.attr("box")[1] == 4)),
 )
-instruction(
-    "tma_load_pair(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar) one sm_100a -> "
-    "tma_load",
-    "and.b32 %ra, {bar_reg}, 0xFEFFFFFF;\n"
-    "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-    ".cta_group::2 [{dst}], [{map}, {{{c0}, {c1}}}], [%ra];",
-    _ISA_TMA + ", cta_group::2: the barrier may be the even CTA's (clear rank bit 0)",
-    sass=("TMA load cta_group::2",),
-    rules=_TMA_RULES,
-    defaults=(("leader", True),),
-)

@@ -52,33 +52,3 @@ instruction(
     "register i is number order[i], in turn",
     (_ORDERED,),
 )
-instruction(
-    "pack_fp8(dst: frag*n w, src: frag*4n r)",
-    each(
-        "cvt.rn.satfinite.e4m3x2.f32 %_low, {src[1]}, {src[0]};\n"
-        "cvt.rn.satfinite.e4m3x2.f32 %_high, {src[3]}, {src[2]};\n"
-        "mov.b32 {dst}, {{%_low, %_high}};",
-        temps="b16 low high",
-    ),
-    "9.7.9.22 cvt to e4m3, to nearest even, 448 at the most; four values to a register",
-    sass=("cvt to fp8",),
-)
-
-
-instruction(
-    "exchange_pairs(dst: frag*2n w, src: frag*2n r) warp",
-    each(
-        "selp.b32 %_own, {src[1]}, {src[0]}, %_p;\n"
-        "selp.b32 %_away, {src[0]}, {src[1]}, %_p;\n"
-        "shfl.sync.bfly.b32 %_away, %_away, 1, 31, 0xFFFFFFFF;\n"
-        "prmt.b32 {dst[0]}, %_own, %_away, %_low;\n"
-        "prmt.b32 {dst[1]}, %_own, %_away, %_high;",
-        temps="b32 odd low high own away, pred p",
-        begin="and.b32 %_odd, %lane, 1;\nsetp.ne.u32 %_p, %_odd, 0;\n"
-        "selp.b32 %_low, 0x1054, 0x5410, %_p;\nselp.b32 %_high, 0x3276, 0x7632, %_p;",
-    ),
-    "9.7.9.6 shfl.sync.bfly, 9.7.9.7 prmt: of accumulator columns 8j and up a lane has bytes "
-    "2(l%4) and the next of two rows. Of each two such groups it gets four bytes in a row of "
-    "one: group l&1, from column 4(l%4/2) on, of the first row and of the second",
-    sass=("shfl.sync.bfly",),
-)

@@ -10,22 +10,16 @@ reads the row again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ptxflow.compiler.atoms.reductions import (
     ALL_LANES,
-    KEY_BITS,
-    LEAST,
-    count_in,
     skip_unless_any,
     weigh,
 )
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import pieces, scoped, vector
+from ptxflow.compiler.atoms.threads import pieces, scoped
 from ptxflow.compiler.ir import UOp
 
 SLOT, TALLY, SHARE = 8, 4, 4  # bytes
-AHEAD = 4  # vectors of a row that a thread of the leader has in flight
 
 
 def _sift_text(use: UOp, text: dict[str, str]) -> str:
@@ -120,136 +114,4 @@ instruction(
         Rule("whole groups", lambda u: u.src[5].arg % u.arg.attr("group") == 0),
         Rule("a list has its slots", lambda u: u.src[0].arg == SLOT * u.arg.attr("slots")),
     ),
-)
-
-
-def _candidates(
-    use: UOp, text: dict[str, str], visit: Callable[[str], list[str]], none: str = ""
-) -> list[str]:
-    """Every candidate in turn, its segment in %_segment: of the lists, or of the row on overflow.
-
-    `none`: a predicate that there is nothing to visit.
-    """
-    attr = use.arg.attr
-    slots, warps, width, vocab = (attr(n) for n in ("slots", "warps", "vector", "vocab"))
-    step, held = 32 * width, [f"%_x{i}" for i in range(width * AHEAD)]
-    kind, _ = vector(", ".join(held[:width]))
-    lines = [
-        f"setp.ne.u32 %_q, {text['overflow']}, 0;",
-        f"selp.b32 %_end, 0, {attr('runs')}, %_q;",
-        f"selp.b32 %_last, {vocab}, 0, %_q;",
-        *([f"@{none} mov.b32 %_end, 0;", f"@{none} mov.b32 %_last, 0;"] if none else []),
-        f"mov.b32 %_run, {text['warp']};",
-        "RUN:",
-        "setp.ge.u32 %_q, %_run, %_end;",
-        "@%_q bra ROW;",
-        f"mad.lo.u32 %_at, %_run, {TALLY}, {text['tallies_reg']};",
-        "ld.shared.b32 %_n, [%_at];",
-        f"mad.lo.u32 %_at, %_run, {slots}, %lane;",
-        f"mad.lo.u32 %_at, %_at, {SLOT}, {text['list_reg']};",
-        f"add.u32 %_run, %_run, {warps};",
-        "mov.b32 %_first, 0;",
-        "MORE:",
-        "setp.ge.u32 %_q, %_first, %_n;",
-        "@%_q bra RUN;",
-        "add.u32 %_d, %_first, %lane;",
-        "setp.lt.u32 %_q, %_d, %_n;",
-        "mov.b32 %_x0, 0;",
-        "mov.b32 %_segment, 0;",
-        "@%_q ld.shared.v2.b32 {%_x0, %_segment}, [%_at];",
-        *visit("%_x0"),
-        f"add.u32 %_at, %_at, {32 * SLOT};",
-        "add.u32 %_first, %_first, 32;",
-        "bra MORE;",
-        "ROW:",
-        f"mul.lo.u32 %_first, {text['warp']}, {step};",
-        "AGAIN:",
-        "setp.ge.u32 %_q, %_first, %_last;",
-        "@%_q bra DONE;",
-        f"mad.lo.u32 %_n, %lane, {width}, %_first;",
-        f"add.u32 %_d, %_n, {text['index']};",
-        f"mad.wide.u32 %_address, %_d, 4, {text['base']};",
-        *(f"mov.b32 {x}, 0;" for x in held),
-    ]
-    for i in range(AHEAD):
-        registers = vector(", ".join(held[i * width : (i + 1) * width]))[1]
-        lines += [
-            f"add.u32 %_d, %_n, {i * step * warps};",
-            f"setp.lt.u32 %_q, %_d, {vocab};",
-            f"@%_q ld.global.nc.{kind} {registers}, [%_address+{4 * i * step * warps}];",
-        ]
-    for i in range(AHEAD):
-        lines.append(f"add.u32 %_d, %_n, {i * step * warps};")
-        lines.append(f"div.u32 %_segment, %_d, {attr('size')};")
-        for x in held[i * width : (i + 1) * width]:
-            lines += [f"add.sat.f32 {x}, {x}, 0f00000000;", *visit(x)]
-    return [*lines, f"add.u32 %_first, %_first, {AHEAD * step * warps};", "bra AGAIN;", "DONE:"]
-
-
-def _candidate_temps(use: UOp) -> str:
-    return (
-        f"b32 run segment end last at n d w first x<{use.arg.attr('vector') * AHEAD}>, "
-        "b64 address, pred p q no"
-    )
-
-
-def _refine_text(use: UOp, text: dict[str, str]) -> str:
-    shift, bits, quantity = (use.arg.attr(n) for n in ("shift", "bits", "quantity"))
-
-    def visit(x: str) -> list[str]:
-        return [
-            f"setp.gt.u32 %_q, {x}, {text['above']};",
-            f"sub.u32 %_d, {x}, {LEAST};",
-            f"shr.u32 %_w, %_d, {shift + bits};",
-            f"setp.eq.and.u32 %_p, %_w, {text['prefix']}, %_q;",
-            f"shr.u32 %_d, %_d, {shift};",
-            f"and.b32 %_d, %_d, {(1 << bits) - 1};",
-            f"mad.lo.u32 %_d, %_d, 4, {text['bins_reg']};",
-            *count_in(quantity, "%_d", x, "%_p", "%_w"),
-        ]
-
-    nowhere = f"setp.eq.u32 %_no, {text['prefix']}, 0xFFFFFFFF;"
-    lines = _candidates(use, text, visit, "%_no")
-    return scoped(_candidate_temps(use), [nowhere, *lines])
-
-
-instruction(
-    "refine(bins: smem a, prefix above: frag r, list tallies: smem r, overflow: frag r, base "
-    "index warp: value, tile: global r read-only) warp",
-    _refine_text,
-    "9.7.13.8 red.shared: counts or weights of candidates by their next digit, of those above "
-    "an element that share the prefix",
-    rules=(
-        Rule(
-            "digits lie in the key", lambda u: u.arg.attr("shift") + u.arg.attr("bits") <= KEY_BITS
-        ),
-        Rule("there is a bin for each digit", lambda u: u.src[0].arg == 4 << u.arg.attr("bits")),
-    ),
-)
-
-
-def _settle_text(use: UOp, text: dict[str, str]) -> str:
-    key, high = text["key"], pieces(text["window"])[0]
-
-    def visit(x: str) -> list[str]:
-        return [
-            f"mad.lo.u32 %_d, %_segment, {SHARE}, {text['shares_reg']};",
-            f"setp.lt.u32 %_q, {x}, {high};",
-            f"setp.gt.and.u32 %_p, {x}, {key}, %_q;",
-            *weigh(x, "%_w"),
-            "@%_p red.shared.add.u32 [%_d], %_w;",
-            f"mad.lo.u32 %_d, %_segment, {SHARE}, {text['ties_reg']};",
-            f"setp.eq.and.u32 %_p, {x}, {key}, %_q;",
-            "@%_p red.shared.add.u32 [%_d], 1;",
-        ]
-
-    return scoped(_candidate_temps(use), _candidates(use, text, visit))
-
-
-instruction(
-    "settle(shares ties: smem a, key window: frag r, list tallies: smem r, overflow: frag r, "
-    "base index warp: value, tile: global r read-only) warp",
-    _settle_text,
-    "9.7.13.8 red.shared: the weights of candidates above the threshold, and the number of "
-    "those equal to it, to the shares and ties of their segments",
 )

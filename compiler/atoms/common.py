@@ -44,9 +44,10 @@ instruction(
     rules=_NAMED_RULES,
 )
 instruction(
-    "warp_sync() warp orders -> warp_sync",
-    "bar.warp.sync 0xFFFFFFFF;",
-    "9.7.13.2 bar.warp.sync: orders memory accesses among the lanes",
+    "warp_sync(mask: value) warp orders -> warp_sync",
+    "bar.warp.sync {mask};",
+    "9.7.13.2 bar.warp.sync: orders memory accesses among the lanes, which are all of the warp",
+    defaults=(("mask", 0xFFFFFFFF),),
 )
 instruction(
     "cluster_arrive() cluster orders -> cluster_arrive",
@@ -99,17 +100,27 @@ _ISA_TMA = "9.7.9.27 cp.async.bulk.tensor"
 
 def _load_text(use: UOp, text: dict[str, str]) -> str:
     head = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-    where = f"[{text['dst']}], [{text['map']}, {{{text['c0']}, {text['c1']}}}], [{text['bar']}]"
+    where = f"[{text['dst']}], [{text['map']}, {{{text['c0']}, {text['c1']}}}]"
+    if use.arg.attr("cta_group") == 2:
+        return f"and.b32 %ra, {text['bar_reg']}, 0xFEFFFFFF;\n{head}.cta_group::2 {where}, [%ra];"
+    where = f"{where}, [{text['bar']}]"
     if not (mask := use.arg.attr("mask")):
         return f"{head} {where};"
     return f"mov.b16 %rh, {mask};\n{head}.multicast::cluster {where}, %rh;"
 
 
+def _load_sass(use: UOp) -> tuple[str, ...]:
+    if use.arg.attr("cta_group") == 2:
+        return ("TMA load cta_group::2",)
+    return ("TMA tensor load" + " multicast" * bool(use.arg.attr("mask")),)
+
+
 instruction(
     "tma_load(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar) one -> tma_load",
     _load_text,
-    _ISA_TMA + "; with a mask to the same offsets of data and barrier in every CTA of it",
-    sass=lambda u: ("TMA tensor load" + " multicast" * bool(u.arg.attr("mask")),),
+    _ISA_TMA + "; with a mask to the same offsets of data and barrier in every CTA of it; of a "
+    "pair, cta_group::2, the barrier is the even CTA's (rank bit 0 is cleared)",
+    sass=_load_sass,
     rules=_TMA_RULES,
     defaults=(("mask", 0),),
 )

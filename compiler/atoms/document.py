@@ -29,8 +29,6 @@ MEASURED = Path(__file__).parent / "measured"
 UNTIMED = {
     "mbar_init": "a barrier is initialised once, before anything waits for it",
     "set_max_registers": "it waits until other warps have given registers back",
-    "refine": "a loop, whose turns the number of candidates decides",
-    "settle": "a loop, whose turns the number of candidates decides",
 }
 #: when what an access does is complete, by its `done`
 COMPLETE = {

@@ -16,7 +16,7 @@ from ptxflow.compiler.atoms.reductions import (
     skip_unless_any,
 )
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import each, pieces, scoped, written
+from ptxflow.compiler.atoms.threads import each, pieces, scoped
 from ptxflow.compiler.ir import UOp
 
 POSITION_BITS = 20  # of a token in its row
@@ -43,9 +43,6 @@ instruction(
 )
 
 
-_BINS = Rule("there is a bin for each digit", lambda u: u.src[0].arg == 4 << u.arg.attr("bits"))
-
-
 def _entry(x: str, position: str, to: str) -> list[str]:
     """The entry of a key, low word in %_low."""
     return [
@@ -53,48 +50,6 @@ def _entry(x: str, position: str, to: str) -> list[str]:
         f"shl.b32 %_low, %_low, {UNUSED_BITS};",
         f"mov.b64 {to}, {{%_low, {x}}};",
     ]
-
-
-def _count_more_text(use: UOp, text: dict[str, str]) -> str:
-    """First by the high word alone: few keys share the digits that are known."""
-    bits, keys = use.arg.attr("bits"), pieces(text["src"])
-    low, high = pieces(text["bound"])
-    may = [f"%_m{i}" for i in range(len(keys))]
-    lines = [
-        f"add.u32 %_above, {text['shift']}, {bits};",
-        "mov.b64 %_wide, 1;",
-        "shl.b64 %_wide, %_wide, %_above;",
-        "sub.u64 %_wide, %_wide, 1;",
-        "mov.b64 {%_low, %_span}, %_wide;",
-        f"mov.b64 %_bound, {{{low}, {high}}};",
-    ]
-    for m, x in zip(may, keys, strict=True):
-        lines += [f"sub.u32 %_d, {x}, {high};", f"setp.le.u32 {m}, %_d, %_span;"]
-    lines += skip_unless_any(may, "NONE")
-    for i, (m, x) in enumerate(zip(may, keys, strict=True)):
-        lines += [
-            f"add.u32 %_d, {text['position']}, {i};",
-            *_entry(x, "%_d", "%_entry"),
-            "xor.b64 %_wide, %_entry, %_bound;",
-            "shr.u64 %_wide, %_wide, %_above;",
-            f"setp.eq.and.u64 {m}, %_wide, 0, {m};",
-            f"shr.u64 %_wide, %_entry, {text['shift']};",
-            "cvt.u32.u64 %_d, %_wide;",
-            f"and.b32 %_d, %_d, {(1 << bits) - 1};",
-            f"mad.lo.u32 %_d, %_d, 4, {text['bins_reg']};",
-            f"@{m} red.shared.add.u32 [%_d], 1;",
-        ]
-    temps = f"b32 d above low span, b64 wide bound entry, pred some m<{len(keys)}>"
-    return scoped(temps, [*lines, "NONE:"])
-
-
-instruction(
-    "count_entries(bins: smem a, src: frag r, bound: frag*2 r, position shift: value) warp",
-    _count_more_text,
-    "9.7.13.8 red.shared: entries that share the bound's digits so far by their next one, at "
-    "`shift`; keys of consecutive positions",
-    rules=(_BINS,),
-)
 
 
 def _gather_text(use: UOp, text: dict[str, str]) -> str:
@@ -161,21 +116,6 @@ instruction(
         begin="mov.b64 %_own, {{{own[0]}, {own[1]}}};",
     ),
     "9.7.6 setp: adds the number of other entries that are greater",
-)
-
-
-instruction(
-    "keep_entry(dst: frag*2 w, own other: frag*2 r, inside: value)",
-    written(
-        "b64 own other, pred p",
-        "mov.b64 %_own, {{{own[0]}, {own[1]}}};",
-        "mov.b64 %_other, {{{other[0]}, {other[1]}}};",
-        "setp.gt.u64 %_p, %_own, %_other;",
-        "xor.pred %_p, %_p, {inside};",
-        "selp.b32 {dst[0]}, {other[0]}, {own[0]}, %_p;",
-        "selp.b32 {dst[1]}, {other[1]}, {own[1]}, %_p;",
-    ),
-    "9.7.6 setp: the greater of two entries where a condition holds, else the lesser",
 )
 instruction(
     "put_place(dst: smem a, offset inside: value, src: frag*1 r)",

@@ -9,26 +9,17 @@ bin, they are neighbours, each for some of the lanes: see `tile.bins`.
 
 from __future__ import annotations
 
-from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.atoms.threads import each, pieces, scoped, written
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.atoms.table import instruction
+from ptxflow.compiler.atoms.threads import each, written
 
 KEY_BITS = 28
 LEAST = 0x2F800001  # the bits of the least float whose weight is not 0: just above 2^-32
 WEIGHT_SCALE = "0f4F000000"  # 2^31
 ALL_LANES = "0xFFFFFFFF"
-QUANTITIES = ("count", "mass")
 
 
 def weigh(x: str, to: str, scale: str = WEIGHT_SCALE) -> list[str]:
     return [f"mul.f32 {to}, {x}, {scale};", f"cvt.rni.u32.f32 {to}, {to};"]
-
-
-def count_in(quantity: str, at: str, x: str, guard: str, weight: str) -> list[str]:
-    """Adds an element to a bin at the address `at`."""
-    if quantity == "count":
-        return [f"@{guard} red.shared.add.u32 [{at}], 1;"]
-    return [*weigh(x, weight), f"@{guard} red.shared.add.u32 [{at}], {weight};"]
 
 
 def skip_unless_any(predicates: list[str], label: str) -> list[str]:
@@ -54,74 +45,4 @@ instruction(
     each(f"mul.f32 {{dst}}, {{src}}, {WEIGHT_SCALE};\ncvt.{{rounding}}.u32.f32 {{dst}}, {{dst}};"),
     "9.7.9.22 cvt: the weight of an element, or what is below it",
     defaults=(("rounding", "rni"),),
-)
-instruction(
-    "saturate(dst: frag*n w, src: frag*n r)",
-    each("add.sat.f32 {dst}, {src}, 0f00000000;"),
-    "9.7.3.3 add.sat: between 0 and 1; NaN gives 0",
-)
-
-
-def _tally_lines(
-    use: UOp, text: dict[str, str], quantity: str, least: str = str(LEAST), shift: str = ""
-) -> list[str]:
-    bits, copies = use.arg.attr("bits"), use.arg.attr("copies")
-    shift = shift or str(KEY_BITS - bits)
-    lines = [
-        f"and.b32 %_base, %lane, {copies - 1};",
-        f"mad.lo.u32 %_base, %_base, 4, {text['bins_reg']};",
-    ]
-    for x in pieces(text["src"]):
-        lines += [
-            f"setp.ge.u32 %_p, {x}, {least};",
-            f"sub.u32 %_d, {x}, {least};",
-            f"shr.u32 %_d, %_d, {shift};",
-            f"mad.lo.u32 %_d, %_d, {4 * copies}, %_base;",
-            *count_in(quantity, "%_d", x, "%_p", "%_w"),
-        ]
-    return lines
-
-
-def _tally_either_text(use: UOp, text: dict[str, str]) -> str:
-    """ptxas must not see that both sides take the same digits: it would work them out before the
-    branch, and hold them all. It cannot know that the register is 0 on the other side."""
-    lines = [
-        f"setp.eq.u32 %_p, {text['counts']}, 0;",
-        "@%_p bra MASS;",
-        *_tally_lines(use, text, "count"),
-        "bra DONE;",
-        "MASS:",
-        f"shr.u32 %_shift, {text['counts']}, 31;",
-        f"or.b32 %_least, %_shift, {LEAST};",
-        f"or.b32 %_shift, %_shift, {KEY_BITS - use.arg.attr('bits')};",
-        *_tally_lines(use, text, "mass", "%_least", "%_shift"),
-        "DONE:",
-    ]
-    return scoped("b32 base d w least shift, pred p", lines)
-
-
-_BITS = Rule("a digit lies in the key", lambda u: 0 < u.arg.attr("bits") <= KEY_BITS)
-_BINS = Rule(
-    "there is a bin for each digit and copy",
-    lambda u: u.src[0].arg == 4 * u.arg.attr("copies") << u.arg.attr("bits"),
-)
-instruction(
-    "tally(bins: smem a, src: frag r)",
-    lambda use, text: scoped(
-        "b32 base d w, pred p", _tally_lines(use, text, use.arg.attr("quantity"))
-    ),
-    "9.7.13.8 red.shared: counts or weights of elements by the first digit of their keys",
-    defaults=(("copies", 1),),
-    rules=(
-        _BITS,
-        _BINS,
-        Rule("it counts or weighs", lambda u: u.arg.attr("quantity") in QUANTITIES),
-    ),
-)
-instruction(
-    "tally_either(bins: smem a, src counts: frag r)",
-    _tally_either_text,
-    "9.7.13.8 red.shared: as tally; counts where the last register is not 0, else weights",
-    defaults=(("copies", 1),),
-    rules=(_BITS, _BINS),
 )

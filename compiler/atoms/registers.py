@@ -37,10 +37,31 @@ instruction(
     "9.7.7 selp: the first where the flag is not 0, else the second",
 )
 instruction("popc(dst: frag*1 w, src: frag*1 r)", "popc.b32 {dst}, {src};", "9.7.1 popc")
+_TWO = each("cvt.rn.{dtype}x2.f32 {dst}, {src[1]}, {src[0]};")
+_FOUR = each(
+    "cvt.rn.satfinite.e4m3x2.f32 %_low, {src[1]}, {src[0]};\n"
+    "cvt.rn.satfinite.e4m3x2.f32 %_high, {src[3]}, {src[2]};\n"
+    "mov.b32 {dst}, {{%_low, %_high}};",
+    temps="b16 low high",
+)
+
+
+def _held(use: UOp) -> int:
+    """Values in a register."""
+    return 4 if use.arg.attr("dtype") == "e4m3" else 2
+
+
 instruction(
-    "pack(dst: frag*n w, src: frag*2n r)",
-    each("cvt.rn.{dtype}x2.f32 {dst}, {src[1]}, {src[0]};"),
-    "9.7.9.22 cvt: the first source goes to the upper half",
+    "pack(dst: frag w, src: frag r)",
+    lambda use, text: (_FOUR if _held(use) == 4 else _TWO)(use, text),
+    "9.7.9.22 cvt to nearest even, of e4m3 to 448 at the most; the first source in the lowest bits",
+    sass=lambda u: ("cvt to fp8",) * (_held(u) == 4),
+    rules=(
+        Rule(
+            "a register has two values of 16 bits, or four of e4m3",
+            lambda u: u.src[1].arg == u.src[0].arg * _held(u),
+        ),
+    ),
 )
 instruction(
     "st_shared_v4(dst: smem w, offset: value, src: frag*4 r)",

@@ -103,20 +103,6 @@ instruction(
     "9.7.6 setp, selp: a, or zero where b is minus infinity; or other numbers of these bits",
     defaults=(("instead", 0), ("number", 0xFF800000)),
 )
-instruction(
-    "warp_sync_behind(src: frag r, zero: value) warp -> warp_sync",
-    lambda use, t: "\n".join(
-        [
-            f"mov.b32 %ra, {pieces(t['src'])[0]};",
-            *(f"xor.b32 %ra, %ra, {s};" for s in pieces(t["src"])[1:]),
-            f"and.b32 %ra, %ra, {t['zero']};",
-            "not.b32 %ra, %ra;",
-            "bar.warp.sync %ra;",
-        ]
-    ),
-    "9.7.13.2 bar.warp.sync of all lanes, which depends on registers: with a zero that ptxas "
-    "does not know, it cannot put off what they are computed from to behind what follows",
-)
 
 
 def _clear_text(use: UOp, text: dict[str, str]) -> str:

@@ -85,10 +85,11 @@ class Atom:
     archs: tuple[str, ...] = BOTH
     label: bool = False  # the text holds a label: it cannot be predicated
     orders: bool = False  # it exists only to order others: a wait, arrive, fence, commit, barrier
+    #: of attributes, and of operands that may be left out behind those that are given
     defaults: tuple[tuple[str, Any], ...] = field(default=())
     #: operands that an abstract run does not follow, where the row has them: which data an address
     #: means, which lanes take part, what a register is set to; all others must be known to it
-    unfollowed = ("index", "row", "inside", "offset", "value", "yes", "no", "c0", "c1")
+    unfollowed = ("index", "row", "inside", "offset", "value", "yes", "no", "c0", "c1", "mask")
 
     def operand(self, use: UOp, name: str) -> UOp:
         for (key, _), node in zip(self.operands, use.src, strict=True):
@@ -146,13 +147,17 @@ def add(row: Atom) -> Callable[..., UOp]:
     if row.name in _ATOMS:
         raise ValueError(f"atom {row.name!r} is defined twice")
     _ATOMS[row.name] = row
+    names, known = [n for n, _ in row.operands], dict(row.defaults)
+    assumed = {n: v for n, v in known.items() if n not in names}
 
     def build(*operands: Value | Held, **attrs: Any) -> UOp:
-        if len(operands) != len(row.operands):
-            names = ", ".join(n for n, _ in row.operands)
-            raise TypeError(f"{row.name} takes ({names}), got {len(operands)} operands")
-        use = Use(row.name, tuple(sorted({**dict(row.defaults), **attrs}.items())))
-        return UOp(Op.ATOM, tuple(map(_node, operands)), use, call_site())
+        last = (known[n] for n in names[len(operands) :] if n in known)
+        nodes = tuple(map(_node, (*operands, *last)))
+        if len(nodes) != len(names):
+            said = ", ".join(names)
+            raise TypeError(f"{row.name} takes ({said}), got {len(operands)} operands")
+        use = Use(row.name, tuple(sorted({**assumed, **attrs}.items())))
+        return UOp(Op.ATOM, nodes, use, call_site())
 
     build.__name__ = row.name
     CONSTRUCTORS[row.name] = build

@@ -1,17 +1,18 @@
 """Atoms of both targets for threads that stream rows: cached loads, shuffles.
 
-Loads take the read-only path: the validator refuses them where the kernel stores to the tensor.
+Most loads take the read-only path: the validator refuses them where the kernel stores to the
+tensor.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from functools import partial
 from string import Formatter
 from typing import Any
 
-from ptxflow.compiler.atoms.table import GENERIC, Access, Rule, add, atom, instruction
+from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import UOp
 
 Text = Callable[[UOp, dict[str, str]], str]  # what writes a use of a row
@@ -119,10 +120,9 @@ def each(text: str, rows: str = "", picked: str = "", temps: str = "", begin: st
     return write
 
 
-def _load_text(use: UOp, text: dict[str, str]) -> str:
+def _load_text(use: UOp, text: dict[str, str], path: str = "") -> str:
     cache, prefetch = use.arg.attr("cache"), use.arg.attr("prefetch")
     kind, registers = vector(text["dst"])
-    path = "" if use.arg.attr("handed") else ".nc"
     hints = (f".{cache}" if cache else "") + (f".L2::{prefetch}B" if prefetch else "")
     load = (
         f"mad.wide.u32 %rda, {text['index']}, {use.arg.attr('element')}, {text['base']};\n"
@@ -136,39 +136,19 @@ def _load_text(use: UOp, text: dict[str, str]) -> str:
 
 instruction(
     "ld_global(dst: frag*1|2|4 w, base: pointer, index inside: value, tile: global r read-only)",
-    _load_text,
-    "9.7.9.9 ld.global.nc; index counts elements, offset bytes, zeros where not `inside`; "
-    "9.7.9.8 ld.global for what a kernel before hands on, which may end after this one began",
-    sass=lambda u: () if u.arg.attr("handed") else ("ld.global.nc",),
-    defaults=(("cache", ""), ("handed", False), ("offset", 0), ("prefetch", 0)),
+    partial(_load_text, path=".nc"),
+    "9.7.9.9 ld.global.nc; index counts elements, offset bytes, zeros where not `inside`",
+    sass=("ld.global.nc",),
+    defaults=(("cache", ""), ("offset", 0), ("prefetch", 0)),
     rules=(CACHED, PREFETCHED),
 )
-
-add(
-    replace(
-        atom("ld_global"),
-        name="ld_global_own",
-        isa="9.7.9.8 ld.global of what the kernel itself has written, before its warps met; zeros "
-        "where not `inside`",
-        accesses=(Access("tile", "r", GENERIC), Access("dst", "w", GENERIC)),
-        sass=(),
-        defaults=(("cache", ""), ("handed", True), ("offset", 0), ("prefetch", 0)),
-    )
-)
-
-
-def _after_text(use: UOp, text: dict[str, str]) -> str:
-    dst, src = pieces(text["dst"]), pieces(text["src"])
-    first = f"lop3.b32 {dst[0]}, {pieces(text['other'])[0]}, {text['zero']}, {src[0]}, 0xEA;"
-    moves = (f"mov.b32 {d}, {s};" for d, s in zip(dst[1:], src[1:], strict=True))
-    return "\n".join([first, *moves])
-
-
 instruction(
-    "after_load(dst: frag*n w, src: frag*n r, other: frag r, zero: value)",
-    _after_text,
-    "9.7.8.6 lop3: src or (other and zero), which is src; both are loaded before it is used, "
-    "where ptxas would put off loading the other",
+    "ld_global_coherent(dst: frag*1|2|4 w, base: pointer, index inside: value, tile: global r)",
+    _load_text,
+    "9.7.9.8 ld.global, as ld_global, of what a kernel before hands on, which may end after this "
+    "one began, or the kernel itself has written",
+    defaults=(("cache", ""), ("offset", 0), ("prefetch", 0)),
+    rules=(CACHED, PREFETCHED),
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from ptxflow.compiler.atoms.table import READ_ONLY, Access, Atom, atom
 from ptxflow.compiler.check.arithmetic import Arithmetic
+from ptxflow.compiler.check.order import touched
 from ptxflow.compiler.check.private import Moves, private_storages
 from ptxflow.compiler.check.state import Knowledge, Message
 from ptxflow.compiler.check.values import every_value
@@ -78,12 +79,16 @@ class Program:
 
     def accesses(self, node: UOp, row: Atom) -> tuple[tuple[Access, UOp, bool], ...]:
         """An instruction's, with what names their places, and whether it is private; but those of
-        what is only read: a static rule, nothing in the kernel writes there."""
+        tensors that nothing in the kernel writes, which of what is read-only is a static rule."""
         found = self._accesses.get(node)
         if found is None:
             mine = [a for a in row.accesses if a.proxy != READ_ONLY]
-            named = [(a, row.operand(node, a.operand)) for a in mine]
-            found = tuple((a, operand, operand.src[0] in self.private) for a, operand in named)
+            named = [(a, operand := row.operand(node, a.operand), operand.src[0]) for a in mine]
+            found = tuple(
+                (a, operand, held in self.private)
+                for a, operand, held in named
+                if held.op is not Op.GLOBAL or held.arg.name in touched(self.kernel)[1]
+            )
             self._accesses[node] = found
         return found
 

@@ -178,8 +178,8 @@ def _budgets(kernel: UOp, device: Device) -> int:
         ),
         (
             "a pair is a cluster of two",
-            info.cta_group == 1 or info.cluster == 2,
-            f"cta_group 2 in a cluster of {info.cluster}",
+            info.cta_group == 1 or (info.cluster == 2 and device.has_tmem),
+            f"cta_group 2 in a cluster of {info.cluster} on {info.arch}",
         ),
     ]
     limits += _register_pool(info, [r.arg for r in roles])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, const
 from ptxflow.compiler.ir.storage import part
-from ptxflow.compiler.tile.values import Registers, emit
+from ptxflow.compiler.tile.values import Registers, UInt32, emit
 
 LANES = 32
 WORD, WIDE = 4, 4  # bytes; words of a load
@@ -64,6 +64,11 @@ class Bins:
     def held(self) -> UOp:
         """Without the sums of ranges."""
         return part(self.place, 0, self.size)
+
+    def add(self, digit: UOp, inside: UOp, word: UInt32) -> None:
+        """A lane's word to its copy of a digit's bin, if `inside`."""
+        own = (LANE & (self.copies - 1)) * WORD if self.copies > 1 else 0
+        emit(at.put_place(self.held, digit * (WORD * self.copies) + own, inside, word))
 
     def sum_range(self) -> None:
         """The warp's range."""

@@ -30,9 +30,11 @@ def load_global(
     **attrs: Any,
 ) -> UOp:
     """A lane's registers from `index` of the tensor, in units of `element` bytes; zeros where not
-    `inside`. `place` is for the validator: without one, anywhere in the tensor."""
+    `inside`. `place` is for the validator: without one, anywhere in the tensor. `handed`: by a
+    kernel before, or by this one."""
+    load = at.ld_global_coherent if attrs.pop("handed", False) else at.ld_global
     attrs["element"] = element
-    return at.ld_global(target, param(tensor), index, inside, _region(tensor, place), **attrs)
+    return load(target, param(tensor), index, inside, _region(tensor, place), **attrs)
 
 
 def store_global(

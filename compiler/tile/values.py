@@ -239,8 +239,9 @@ class Float32(Vector):
         return value_of(self.slot)
 
     def pack(self, dtype: str, into: UInt32 | None = None) -> UInt32:
-        """Rounded to 16 bits, two to a register."""
-        out = into or UInt32(self.registers, self.registers.fresh(self.n // 2))
+        """Rounded to 16 bits, two to a register, or to e4m3, of which four are in one."""
+        n = self.n // (4 if dtype == "e4m3" else 2)
+        out = into or self.registers.uint32(width=n)
         emit(at.pack(out.slot, self.slot, dtype=dtype))
         return out
 

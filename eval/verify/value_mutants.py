@@ -34,7 +34,7 @@ KINDS = ("parity", "stage", "bound", "stride", "offset", "digit", "constant", "r
 HUGE = 2.0**100
 FLOATS = ("factor", "summand", "value", "to")  # attributes that hold the bits of a float32
 #: attributes that the validator alone reads, hints, and those that mutants of order change
-_NOT_TEXT = {"unread", "last", "across", "apart", "alike", "handed", "begun", "pipe",
+_NOT_TEXT = {"unread", "last", "across", "apart", "alike", "begun", "pipe",
              "id", "threads", "pending", "registers", "direction", "mask", "columns",
              "prefetch"}  # fmt: skip
 _BOUNDS = {"lt", "ge", "eq", "ne", "min"}

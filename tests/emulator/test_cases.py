@@ -23,7 +23,7 @@ from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.attention import choose
 from ptxflow.eval.verify.cases.case import Case, plain, stored
 from ptxflow.eval.verify.cases.causal import case as causal
-from ptxflow.eval.verify.cases.moe import shares
+from ptxflow.eval.verify.cases.moe import ORDERED, shares
 from ptxflow.eval.verify.cases.rmsnorm import ROOT_ERROR
 from ptxflow.eval.verify.cases.sampling import OFFSET, SEED
 from tests.families import dsa_indexer, gemm_fp8, rmsnorm, sampling
@@ -272,8 +272,10 @@ def test_tokens_choose_among_any_number_of_local_experts(local: int) -> None:
     """Without a tie at which the choice of groups turns, or drawing would not end."""
     made = case_of(experts(58, **SMALL | {"local": local}), seed=1).tensors
     scores = 1 / (1 + np.exp(-made["routing_logits"].astype(float))) + plain(made["routing_bias"])
-    groups = np.sort(scores.reshape(58, 8, 32), -1)[..., -2:].sum(-1)
-    assert (np.diff(np.sort(groups, -1))[:, 3] > 1e-4).all()
+    best = np.sort(scores.reshape(58, 8, 32), -1)[..., -2:]
+    groups, order = np.sort(best.sum(-1), -1), np.argsort(best.sum(-1), -1)
+    assert (np.diff(groups)[:, 3] > 1e-4).all() and {*order[-ORDERED:, 4]} == {*range(8)}
+    assert (2 * best[-ORDERED:, :, 1] > groups[-ORDERED:, 4:5]).all()
 
 
 def test_every_lane_has_an_expert_with_tokens_and_every_warp_a_token() -> None:
@@ -325,6 +327,7 @@ def test_draws_fall_on_the_first_or_last_unit_of_an_element(
     for i, found in enumerate(given.expected["samples"][0].tolist()):
         draw = integers.philox(SEED, OFFSET, i) * sums[i][-1] >> 64
         assert draw in (sums[i][found - 1], sums[i][found] - 1) and 2 * draw > sums[i][-1]
+    assert batch != 2 or np.bitwise_xor(*given.expected["samples"][0]) == 0xFFFF  # all bits differ
 
 
 @pytest.mark.parametrize("name", ["A_scale", "B_scale"])

@@ -62,11 +62,9 @@ COUNTS |= {
 }
 #: of the atoms that count, choose and draw: registers of an operand, 1 where nothing is said
 SINGLE = {
-    "tally", "tally_either", "choose", "sift", "refine", "settle",
+    "choose", "sift",
 }  # fmt: skip
-COUNTS |= {
-    ("tally", "src"): 8, ("tally_either", "src"): 8, ("sift", "src"): 8,
-}  # fmt: skip
+COUNTS |= {("sift", "src"): 8}
 COUNTS |= {(name, "window"): 2 for name in SINGLE}
 VALUES = {"accumulate": "%p1", "inside": "%p1", "base": "%rd3"}
 MODULE = """
@@ -119,8 +117,7 @@ def _text(row: Atom, attributes: dict[str, Any], count: int) -> str:
 
 #: operands whose sizes hang together, or attributes of one family: known from its kernels
 IN_KERNELS = {
-    "promote", "pack_fp8", "sort_key", "count_entries", "gather_entries",
-    "outrank", "put_place",
+    "promote", "sort_key", "gather_entries", "outrank", "put_place",
 }  # fmt: skip
 GENERIC = [row for row in all_atoms() if row.name not in IN_KERNELS]
 
@@ -140,6 +137,8 @@ def test_atoms_of_one_family_are_known_in_all_its_kernels() -> None:
 @pytest.mark.parametrize("row", GENERIC, ids=lambda row: row.name)
 def test_every_form_of_an_atom_is_known(row: Atom) -> None:
     for arch, text in itertools.product(row.archs, forms(row)):
+        if arch == "sm_90a" and "cta_group" in text:  # of an attribute that the validator refuses
+            continue
         if "16x256b" in text:  # four registers are one repetition
             text = text.replace(".x4.", ".x1.")
         assert Program(parse(MODULE.format(arch=arch, text=text))).code

@@ -105,7 +105,7 @@ _SHORT = (  # seconds of the validator
 )  # fmt: skip
 #: what the validator takes for granted, or nothing depends on: ptxas' order, lanes of a warp that
 #: meet behind their own stores, turns (they are for speed), the last release of a stage
-_FREE = {"warp_sync_behind", "warp_sync", "wgmma_fence", "mbar_arrive", "mbar_wait"}
+_FREE = {"warp_sync", "wgmma_fence", "mbar_arrive", "mbar_wait"}
 
 
 def sized(queries: Sequence[int], keys: Sequence[int], page: int = 0, heads: int = 1) -> Problem:

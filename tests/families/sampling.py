@@ -105,7 +105,9 @@ ROW = Row(
         _bad("outputs", {}, "has the outputs"),
     ),
     ordered=tuple(
+        # of additions to the same bins none is missed alone
         Ordered(f"{d.arch}: {n}", problem(4000, 4, f), s, d, least=8, kept=12,
+                others=lambda node: node.arg.atom != "put_place",
                 slow=f"{d.arch}: {n}" not in _QUICK)
         for d in BOTH for n, (f, s) in PATHS.items()
     ),

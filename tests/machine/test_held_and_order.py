@@ -39,8 +39,8 @@ def _flat(body: Body) -> list[UOp]:
 
 def load(register: UOp, index: Value = 0, tensor: str = "A", handed: bool = False) -> UOp:
     place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
-    said = {"handed": True} if handed else {}
-    return at.ld_global(slot(register), param(tensor), index, 1, place, element=4, **said)
+    row = at.ld_global_coherent if handed else at.ld_global
+    return row(slot(register), param(tensor), index, 1, place, element=4)
 
 
 def put(tensor: str = "C", register: UOp = OTHER) -> UOp:

@@ -118,7 +118,7 @@ def unpaired(broken: bool) -> Replay:
 
 @bug(
     "tx bytes not doubled for a CTA pair",
-    r"tcgen05_mma\(acc, a, b\) .*reads a\[0\], of which part was never written: tma_load_pair\(a, "
+    r"tcgen05_mma\(acc, a, b\) .*reads a\[0\], of which part was never written: tma_load\(a, "
     ".*fix: .*a barrier that expects all its bytes",
 )
 def pair_bytes(broken: bool) -> Replay:

@@ -261,7 +261,7 @@ def test_allocation(o: Options) -> UOp:
 def pair_load(tile: UOp) -> UOp:
     """Each CTA its half, counted on the even CTA's barrier."""
     where = slot(tile), param("A_map"), 0, CTA_RANK * 64, slot(FULL)
-    return at.tma_load_pair(*where, box=(16, 64), element=2)
+    return at.tma_load(*where, box=(16, 64), element=2, cta_group=2, leader=True)
 
 
 @truth("both double after", lambda o: o.both and o.double and o.after, B200)

@@ -63,6 +63,7 @@ def _select_trip(c: Select, length: int, left: int) -> Trip:
         "s_turns": min(listed, MOST_TURNS),  # of eight entries; more read the same list as often
         "s_levels": min((max(listed, 1) - 1).bit_length(), MOST_LEVELS),
         "width": -(-length // c.page) + 1,
+        **{f"s_near{i}": 1 for i in range(c.loads)},
     }
     name = f"{length} tokens" + (", by all digits" if left else "")
     return Trip(name, tuple(values.items()), (("topk_indices", 1, c.topk),), SELECT)
@@ -99,7 +100,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         pages = -(-tokens // page)
         return Size({"batch_size": batch, "max_num_pages": pages, "num_pages": batch * pages + 2})
 
-    sizes = [size(6, spans[0]), size(2, ranked + 1), *(size(4, n) for n in spans[1:])]
+    sizes = [size(6, spans[0]), size(2, ranked + 1), size(4, spans[1])]
+    sizes.append(size(3, max(spans)))
     swept = turn if turn <= MOST_SWEPT else turn - turn // int(s.loads)
     if swept:
         sizes.append(size(1, max(swept, ranked + topk) + page + 9))

@@ -9,7 +9,9 @@ end, and the first of them are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.indexing import ENTRY as ENTRY_BYTES
@@ -37,6 +39,13 @@ ENTRY = "dsa_indexer_select"
 PARAMS = parameters(f"seq_lens block_table {SCORES} topk_indices: ptr, width: u32")
 PAIR = 2  # entries of a load
 AHEAD = 4  # such loads of a turn
+
+
+def _halves(shift: UOp) -> tuple[UOp, UOp]:
+    """A shift of 64 bits to the right: of the low word, and of the high word to the low one."""
+    low = shift.min(32)
+    return low, shift - low
+
 
 Visit = Callable[[UInt32, UOp], Body]  # (a vector of keys, the position of its first)
 
@@ -87,9 +96,11 @@ class Sorting:
 
     def keep(self, level: UOp, i: int, bit: UOp | int) -> None:
         """The greater of two entries that are 2^bit apart comes first in every other run."""
-        number = THREAD + i * self.row.threads
-        greater = ((number >> bit) & 1).eq((number >> (level + 1)) & 1)
-        emit(at.keep_entry(self.kept[i], self.own[i], self.met[i], greater))
+        number, above = THREAD + i * self.row.threads, self.r.uint32(0)
+        emit(at.outrank(above, self.met[i], self.own[i]))  # 1 where the own one is greater
+        lesser = ((number >> bit) ^ (number >> (level + 1))) & 1  # whether the lesser is kept
+        own = self.r.uint32(above.apply(at.copy).value ^ lesser)
+        emit(at.choose(self.kept[i], own, self.own[i], self.met[i]))
         # of the last, positions alone are read
         emit(at.copy(self.own[i], self.kept[i], unread="dst"))
 
@@ -261,8 +272,8 @@ class Select:
             with where(const(self.slots) < left.value):
                 emit(self.zero(self.bins, 4 << self.bits, begun=True), at.cta_sync())
                 more = self.learn()
-                self.sweep("more", lambda x, place: at.count_entries(
-                    self.counted, x, more[:2], place, shift, bits=self.bits))  # fmt: skip
+                bound = [word.value for word in more[:2].each()]
+                self.sweep("more", lambda x, place: traced(self.tally_next, x, place, bound, shift))
                 self.settle(more, shift)
 
     def tally(self, keys: UInt32, one: UInt32) -> None:
@@ -270,6 +281,26 @@ class Select:
         for key in keys.each():
             bin_ = (key.value >> (32 - self.bits)) << 2
             emit(at.put_place(self.counted, bin_, key.value.ne(0), one))
+
+    def tally_next(self, keys: UInt32, position: UOp, bound: Sequence[UOp], shift: UOp) -> None:
+        """Entries that share the bound's digits so far by their next one, at `shift`; keys of
+        consecutive positions. First by the high word alone: few keys share the digits."""
+        r, (low, high) = self.r, bound
+        above = shift + self.bits
+        held = [key.value for key in keys.each()]
+        most = (const(1) << _halves(above)[1]) - 1
+        near = reduce(or_, (most >= key - high for key in held))
+        some = r.uint32(name=f"near{keys.slot.src[2].arg[0] // VECTOR}")
+        emit(at.ballot(some, near))
+        one = r.uint32(1)
+        with where(some.value.ne(0)):
+            for i, key in enumerate(held):
+                word = ((position + i) ^ 0xFFFFFFFF) << UNUSED_BITS
+                by, over = _halves(above)
+                same = (((key ^ high) >> over) | ((word ^ low) >> by)).eq(0)
+                by, over = _halves(shift)
+                digit = ((word >> by) | ((key >> over) << (32 - by))) & ((1 << self.bits) - 1)
+                emit(at.put_place(self.counted, digit << 2, same, one))
 
     def learn(self) -> UInt32:
         """The state of the choice."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.kernels.gdn_decode import cost, decisions
-from ptxflow.compiler.kernels.gdn_decode.decisions import revise
+from ptxflow.compiler.kernels.gdn_decode.decisions import WARP, revise
 from ptxflow.compiler.kernels.gdn_decode.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT
 from ptxflow.compiler.kernels.gdn_decode.problem import SCHEMA
@@ -66,8 +66,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two key heads, or as many as have the same divisions; where a CTA loops, some turns of few
-    heads, and a ring beyond its 32nd turn."""
+    """Two key heads, or as many as have the same divisions; CTAs whose numbers are above a lane's;
+    where a CTA loops, some turns of few heads, and a ring beyond its 32nd turn."""
     k = Kernel(p, s, device)
     heads = sorted({min(n, p["num_q_heads"]) for n in (2, 3, 4, 8)} | {p["num_q_heads"]})
     shapes = tuple(
@@ -77,7 +77,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         for n in heads
         if n * k.share % s.head_ctas == 0 or n == p["num_q_heads"]
     )
-    sizes = [Size({"batch_size": 1}, None, (2,), absent=True), Size({"batch_size": 3}, None, (4,))]
+    batch = max(3, WARP // (heads[0] * k.share * s.head_ctas) + 1)
+    sizes = [Size({"batch_size": 1}, None, (2,), absent=True)]
+    sizes.append(Size({"batch_size": batch}, None, (4,)))
     if k.loops:
         sizes.append(Size({"batch_size": 2}, 29, (1,)))
         # one CTA of so many that each has as many steps as 34 turns of the ring take

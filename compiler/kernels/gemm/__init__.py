@@ -117,11 +117,11 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """As many columns of tiles as have the same divisions; last tiles with one row of C, and with
-    some of a warpgroup's second 64 (the trial's has some of a warp's second 8); two raster groups
-    of rows and a part of a third that lacks a row, by seven clusters, the last of which has fewer
-    tiles; a ring beyond its 32nd turn. Shared tiles: also one of eight; six of 14 by eight
-    clusters, as many as three quarters of a wave; none of four by five, which is more."""
+    """As many columns of tiles as have the same divisions; last tiles with one row of C, all of
+    them, and some of a warpgroup's second 64 (the trial's has some of a warp's second 8); two
+    raster groups of rows and a part of a third that lacks a row, by seven clusters, the last of
+    which has fewer tiles; a ring beyond its 32nd turn. Shared tiles: also one of eight; six of 14
+    by eight clusters, as many as three quarters of a wave; none of four by five, which is more."""
     t = Tiling(p, s, device)
     step = s.split_k * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]
@@ -134,8 +134,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     most = next((n for n in left if 0 < 4 * left[n] <= 3 * n), 7) if t.share else 7
     one, several, four = (clusters_of(t, n) if s.persistent else None for n in (1, most, 4))
     sizes: tuple[Size, ...] = (
-        Size({"M": 2 * rows + 1}, one),
+        Size({"M": (1 + s.persistent) * rows + 1}, one),
         Size({"M": half + 5}, one),
+        Size({"M": rows}, one),
         Size({"M": (2 * s.raster_group + 2) * rows - 1}, several),
         Size({"M": rows, "K": long}, clusters_of(t, 2) if t.share else four, (1,)),
     )

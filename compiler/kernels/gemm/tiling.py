@@ -203,7 +203,9 @@ class Tiling:
         out = list[UOp]()
         for name, rows, storage, row in (left, right):
             shares, tall = self.shared_rows(name), self.box(name)[1]
-            by, mine = at.tma_load_pair if self.pair else at.tma_load, const(0)
+            by, mine = at.tma_load, const(0)
+            if self.pair:
+                by = partial(by, cta_group=2, leader=True)
             if shares > 1:
                 by, mine = partial(at.tma_load, mask=(1 << shares) - 1), CTA_RANK * tall
             tile = SmemTile(rows, self.s.tile_k * self.unit, ELEMENT // self.unit, self.swizzle)

@@ -22,9 +22,6 @@ from ptxflow.compiler.kernels.gemm_fp8.problem import (
     words,
 )
 
-#: of tiles that a trial has for each of a lane's scales to be that of a block's end
-MOST_COLUMNS = 9
-
 
 def tiling(p: Problem, s: Strategy, device: Device) -> Tiling:
     """The geometry, that of a GEMM of 16-bit words."""
@@ -47,7 +44,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """A GEMM's, whose steps are blocks of K, with more than one block of columns: so many that one
-    begins wherever a tile reads a scale."""
+    begins wherever a tile behind the first reads a scale."""
     plain = gemm.trials(words(p), strategy(s, device), device)
 
     def of(axes: Mapping[str, int]) -> dict[str, int]:
@@ -56,7 +53,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     sizes = tuple(replace(size, axes=of(size.axes)) for size in plain.sizes)
     columns = tiling(p, s, device).cluster_columns
-    least = min(lcm(BLOCK, columns), MOST_COLUMNS * columns - BLOCK, p["N"] - 1) + 1
+    last = lcm(BLOCK, columns) + (columns - 1) // BLOCK * BLOCK
+    least = min(last, p["N"] - 1) + 1
     return Trials(tuple(of(shape) for shape in plain.shapes if shape["N"] >= least), sizes)
 
 

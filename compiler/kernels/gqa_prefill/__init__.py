@@ -163,11 +163,13 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     turns, most = -(-2 * asked // ring), max(whole, (2 * s.stages + 3) * tile)
     stores = k.warp_rows // LINES + 1
     rows = max(1, LINES // k.share) * stores * (stores + 1) // 2
+    held = whole + ring
+    held += max(0, 5 * k.page // 8 - held % max(1, k.page))  # more than half of a last page
     # the first queries see two tiles of the last part that need a mask
     cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - asked // 2
     sizes = (
         size(1, whole, -(-most // ring) * ring + 3, (7,)),
-        rows_of(p, (asked, 0), (3 * asked - 1, tile + asked - 1), (2 * asked, whole + ring)),
+        rows_of(p, (asked, 0), (3 * asked - 1, tile + asked - 1), (2 * asked, held)),
         Size(sized(p, 1, 2 * asked, turns * ring + 1), None, (*begun, 7)),
         size(3, 3 * asked + 6, 5),
         size(35, 8, 8),

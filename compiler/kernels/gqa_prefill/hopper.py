@@ -6,6 +6,9 @@ bits, is the A operand of P V from registers, fragment for fragment (PTX ISA 9.7
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import xor
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
@@ -84,7 +87,10 @@ class Kernel(Block, Output):
         emit(self.pass_turn(), at.wgmma_wait(pending=1), self.release("k", step))
         probs, factor = self.to_probs(step, masked)
         if self.s.pin:
-            emit(at.warp_sync_behind(self.softmax.row_sum.slot, param("total_q") >> 31))
+            # of all lanes, by a zero that ptxas does not know: it cannot put off what the sums are
+            # computed from to behind what follows
+            sums = reduce(xor, (x.bits for x in self.softmax.row_sum.each()))
+            emit(at.warp_sync((sums & (param("total_q") >> 31)) ^ 0xFFFFFFFF))
         emit(at.wgmma_wait(pending=0), self.release("v", step - 1))
         self.output *= factor
         probs.pack(self.dtype, self.packed)

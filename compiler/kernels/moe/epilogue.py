@@ -106,16 +106,29 @@ class Rows(Epilogue):
     def _largest(self, top: Float32) -> Float32:
         return MAX.across(top, (1, 2))
 
+    @staticmethod
+    def _exchanged(words: UInt32) -> list[UInt32]:
+        """Of columns 8j and up a lane has bytes 2(l%4) and the next of two rows. Of each two such
+        groups it gets four bytes in a row of one: group l&1, from column 4(l%4/2) on, of the first
+        row and of the second."""
+        r, odd, out = words.registers, (LANE & 1).ne(0), list[UInt32]()
+        held = [word.value for word in words.each()]
+        for a, b in zip(held[::2], held[1::2], strict=True):
+            away = r.either(odd, a, b).apply(at.shuffle_xor, lanes=1).value
+            low, high = r.either(odd, away, a).value, r.either(odd, b, away).value
+            out.append(r.uint32((low & 0xFFFF) | (high << 16)))
+            out.append(r.uint32((low >> 16) | (high & 0xFFFF0000)))
+        return out
+
     def _inner(self) -> None:
-        g, r, count = self.g, self.g.r, self.hidden
+        g = self.g
         scaled, found = self._scaled(self._gated(4), (0, 0, 1, 1))
-        packed = r.of(at.pack_fp8, scaled, n=count // 4)
-        words = packed.apply(at.exchange_pairs)
+        words = self._exchanged(scaled.pack("e4m3"))
         scale = self._scale(found)
         column = ((LANE & 1) << 3) + ((LANE & 2) << 1)
         for half in range(2):
             row, inside = g.row(self.first + (LANE >> 2) + 8 * half)
-            for j in range(0, words.n, 2):
+            for j in range(0, len(words), 2):
                 from_, held = g.first_column + 8 * j, words[j + half].slot
                 place = g.place("inner", self.first + 8 * half, from_, 8, 16)
                 index = row * g.inner + from_ + column
@@ -284,9 +297,9 @@ class TokenLanes(Epilogue):
     # -- what a tile leaves --------------------------------------------------------------------
 
     def _inner(self) -> None:
-        g, r, count = self.g, self.g.r, self.hidden
+        g, count = self.g, self.hidden
         scaled, found = self._scaled(self._gated(GATE), (0,))
-        words = r.of(at.pack_fp8, scaled, n=count // 4)
+        words = scaled.pack("e4m3")
         row, inside = g.row(self.row)
         warp_row = (WARP & 3) * LANES
         each = g.own // 2  # of a wave

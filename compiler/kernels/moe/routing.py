@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial, reduce
+from functools import reduce
 from itertools import product
 from operator import add, or_
 
@@ -229,10 +229,9 @@ class Permute(Shape):
         inside = token < param("seq_len")
         choices = self.r.uint32(width=CHOSEN)
         place = rectangle(global_tensor("choices"), batch * LANES, 0, LANES, CHOSEN)
-        load = at.ld_global_own if self.joined else partial(at.ld_global, handed=True)
         for i in range(0, CHOSEN, 4):
-            held, index = choices[i : i + 4], token * CHOSEN + i
-            emit(load(held, param("choices"), index, inside, place, element=4))
+            held, index = choices[i : i + 4].slot, token * CHOSEN + i
+            emit(load_global(held, "choices", index, inside, place, handed=True))
         return choices.each(), inside
 
     def _choosers(self, choices: Sequence[UInt32], inside: UOp, word: int) -> UInt32:

@@ -50,11 +50,14 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """One row, and turns of a loop over groups of rows in a CTA, and in two."""
+    """Batches that end at each row of a thread; turns of a loop over groups of rows in a CTA, and
+    in two: more groups than a group has rows."""
     k = Kernel(p, s, device)
     rows = k.group_rows
-    several = tuple(Size({"batch_size": n * rows + 1}, n // 2) for n in (2, 5) if k.loops)
-    return Trials(({},), (Size({"batch_size": 1}), Size({"batch_size": 5 * rows + 1}), *several))
+    ends = [n * int(s.rows) + 1 for n in range(k.flight)]
+    turns = ((2, 1), (max(5, rows + 1), 2)) if k.loops else ((5, None),)
+    several = (Size({"batch_size": n * rows + 1}, ctas) for n, ctas in turns)
+    return Trials(({},), (*(Size({"batch_size": n}) for n in ends), *several))
 
 
 RMSNORM = Family.of(

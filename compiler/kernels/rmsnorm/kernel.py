@@ -273,8 +273,10 @@ class Kernel:
         first, *others = v.raw
         if self.s.weights == decisions.EARLY:
             zero = param("batch_size") >> 31  # rows are fewer than 2^30
-            weight = self.weight[v.j]
-            first = self.r.of(at.after_load, first, weight, zero, n=first.n, last="src")
+            weight = self.weight[v.j][0].apply(at.copy).value
+            word, *rest = (x.apply(at.copy, last="src").value for x in first)
+            # as it was; ptxas would put off loading the weight
+            first = self.r.together([(weight & zero) | word, *rest])
         x = first.unpack(self._dtype, last="src")
         for raw in others:
             x = x + raw.unpack(self._dtype, last="src")

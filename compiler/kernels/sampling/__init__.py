@@ -7,23 +7,26 @@ from dataclasses import replace
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.kernels.sampling import cost, decisions
-from ptxflow.compiler.kernels.sampling.kernel import ENTRY, PRESENT, RANDOM, Kernel
+from ptxflow.compiler.kernels.sampling.filters import ACTIVE
+from ptxflow.compiler.kernels.sampling.kernel import ENTRY, PRESENT, RANDOM, Kernel, trip
 from ptxflow.compiler.kernels.sampling.problem import SCHEMA
 from ptxflow.compiler.launch import GENERATOR, Given, Launch, PresentParam, RandomParam, launch_of
 
 TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are long
+ROWS = 9  # of a problem of which three run, more than a cluster has CTAs
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """A row; where it is not in registers, of two chunks, or one if it has no more. The generator's
-    state is by value, or on the device, too."""
-    chunks = min(2, Kernel(p, s, device).chunks)
+    state is by value, or on the device, too; then k filters, where both may."""
+    k = Kernel(p, s, device)
+    chunks = min(2, k.chunks)
     name = f"a row of {chunks} chunks" if chunks > 1 else "a row"
-    values = {"ctaid": 0, "chunks": chunks}
-    return [
-        Trip(f"{name}{said}", tuple({**values, PRESENT: given}.items()), (("samples", 1, 1),))
-        for said, given in (("", 0), (", a state on the device", 1))
-    ]
+    out = list[Trip]()
+    for said, given in (("", 0), (", a state on the device", 1)):
+        values = {"ctaid": 0, "chunks": chunks, PRESENT: given, ACTIVE: given, **trip(k)}
+        out.append(Trip(f"{name}{said}", tuple(values.items()), (("samples", 1, 1),)))
+    return out
 
 
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
@@ -46,15 +49,13 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """A vocabulary with the same tail, of as many turns as have the same loops, and more elements
-    than are listed; rows as many as a row has CTAs, and three of them, one of each kind; and a row
-    without a state on the device."""
+    than are listed; three of ROWS, one of each kind; and a row without a state on the device."""
     turn = int(s.ctas) * int(s.threads) * int(s.vector) * int(s.unroll)
     whole = p["vocab_size"]
     shapes = [{"vocab_size": whole % turn + n * turn} for n in range(1, 12)]
     least, most = 2 * int(s.candidates), min(whole, 8 * TRIAL_ELEMENTS)
     shapes = [x for x in shapes if least < x["vocab_size"] < most]
-    rows = max(3, int(s.ctas) + 1)
-    sizes = (Size({"batch_size": rows}, None, (3,)), Size({"batch_size": 1}, absent=True))
+    sizes = (Size({"batch_size": ROWS}, None, (3,)), Size({"batch_size": 1}, absent=True))
     return Trials((*shapes, {"vocab_size": whole}), sizes)
 
 

@@ -106,7 +106,7 @@ def locate(
         inside = (first + i < vocab) & there
         vector_ = held[i : i + vector].slot
         emit(load_global(vector_, "probs", index + first, inside, place, offset=4 * i))
-    x = held.apply(at.saturate)
+    x = held.apply(at.sum_f32, r.constant(0.0), sat=".sat")
     elements, weights = ([e.value for e in y.each()] for y in (x, x.apply(at.weigh)))
     equal = [e.eq(key.value) for e in elements]
     *ranks, ties = [const(0), *_ends(r, equal)]

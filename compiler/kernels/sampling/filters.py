@@ -9,8 +9,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.reductions import KEY_BITS, LEAST
 from ptxflow.compiler.ir import UOp, alu
-from ptxflow.compiler.tile.values import UInt32
+from ptxflow.compiler.tile.values import UInt32, emit
 
+ACTIVE = "active"  # a register, which the trip classes say
 MANY = 0x7FFFFFFF  # a count that no row reaches
 EVERYTHING = 0xFFFFFFFF  # a weight that no row exceeds
 NOWHERE = 0xFFFFFFFF  # the prefix of a threshold that there is not
@@ -21,7 +22,9 @@ FLOOR = LEAST - 1  # a threshold below all that weighs something
 
 def is_active(k: UInt32, most: int) -> UInt32:
     """1 where k filters, from 1 to `most`, else 0."""
-    return k.registers.either(k.value - 1 < most, 1, 0)
+    active = k.registers.uint32(name=ACTIVE)
+    emit(at.either(active, 1, 0, k.value - 1 < most))
+    return active
 
 
 def goal_of_k(k: UInt32) -> UInt32:

@@ -12,15 +12,19 @@ segment and an element of it. Sums are of integers: no order of additions change
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from operator import floordiv
+from typing import Any
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.candidates import SHARE, SLOT, TALLY
+from ptxflow.compiler.atoms.reductions import KEY_BITS, LEAST
 from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, var
 from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
-from ptxflow.compiler.ir.storage import global_tensor, part, rectangle, slot, smem
+from ptxflow.compiler.ir.storage import part, slot, smem
 from ptxflow.compiler.kernels.sampling import decisions, draw, filters
 from ptxflow.compiler.kernels.sampling.decisions import ALIGN, LINE, REGISTERS, SHARED
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT, SAMPLE
@@ -36,9 +40,12 @@ FOUND = 8  # bytes of what is found
 PRESENT = f"{GENERATOR}_present"
 RANDOM = ("seed_low", "seed_high", "offset_low", "offset_high")
 
-Visit = Callable[[UInt32, UOp], UOp]  # (elements, chunk)
+Visit = Callable[[UInt32, UOp], UOp | None]  # (elements, chunk)
+Pass = Callable[[UInt32, Callable[[], UOp]], None]  # (element, which finds its segment)
 Ties = Callable[[], UInt32]  # finds how many of the threshold's equals are kept
 FIRST = WARP.eq(0)
+AHEAD = 4  # vectors of a row that a thread of the leader has in flight
+PASSES = 6
 
 
 class Kernel:
@@ -79,7 +86,7 @@ class Kernel:
         self.raw = r.uint32(width=self.at_once * self.width)  # what was loaded, NaN and all
         self.elements = r.uint32(width=self.raw.n)
         # what is said of a visit where elements are fetched anew for the next
-        self._once: dict[str, str] = {} if self.kept else {"last": "src"}
+        self._once: dict[str, Any] = {} if self.kept else {"last": "src"}
 
     def _smem(self, name: str, size: int) -> UOp:
         storage = smem(name, -(-size // ALIGN) * ALIGN, align=ALIGN)
@@ -163,20 +170,27 @@ class Kernel:
             return at.st_shared_lanes(place, lane, 1, held)
         return at.ld_shared(held, place, lane)
 
+    def _clean(self) -> None:
+        """What was loaded, between 0 and 1; NaN as 0."""
+        once = {} if self.kept else {"last": "a"}
+        emit(at.sum_f32(self.elements, self.raw, self.r.constant(0.0), sat=".sat", **once))
+
     def sweep(self, visit: Visit) -> None:
         """Visit all elements of a thread, chunk by chunk: between 0 and 1."""
         self.sweeps += 1
         again = self.sweeps > 1
-        clean = at.saturate(self.elements, self.raw, **self._once)
         if self.kept:
-            emit(None if again else clean, visit(self.elements, const(0)))
+            if not again:
+                self._clean()
+            emit(visit(self.elements, const(0)))
             return
         c, each = var(f"chunk{self.sweeps}"), range(self.at_once)
         with repeat(c, const(self.chunks, "chunks"), rolled=True):
             if again and self.shared:
                 emit([self._stash(j, c, store=False) for j in each])
             else:
-                emit([self._load(j, c) for j in each], clean)
+                emit([self._load(j, c) for j in each])
+                self._clean()
             if self.shared and not again:
                 emit([self._stash(j, c, store=True) for j in each])
             emit(visit(self.elements, c))
@@ -187,10 +201,15 @@ class Kernel:
         bins = self._bins("bins", self.warps, self.ctas, **self.first)
         quantity = "count" if "top_k" in self.filters else "mass"
 
-        def visit(x: UInt32, _: UOp) -> UOp:
+        def visit(x: UInt32, _: UOp) -> None:
             if active is None:
-                return at.tally(bins.held, x, quantity=quantity, **self.first, **self._once)
-            return at.tally_either(bins.held, x, active, **self.first, **self._once)
+                return self._tally(bins, x, quantity, const(0))
+            with where(active.value.ne(0)):
+                self._tally(bins, x, "count", const(0))
+            with where(active.value.eq(0)):
+                # 0 here, which ptxas must not see: it would work out the digits before both sides,
+                # and hold them all
+                self._tally(bins, x, "mass", active.value >> 31)
 
         self.sweep(visit)
         emit(at.cta_sync())
@@ -201,6 +220,14 @@ class Kernel:
             uniform = draw.philox(state, [*map(param, RANDOM)], self.row)
         emit(meet(self.ctas))
         return bins, uniform
+
+    def _tally(self, bins: Bins, x: UInt32, quantity: str, zero: UOp) -> None:
+        """Counts or weights of elements by the first digit of their keys."""
+        least, shift = zero | LEAST, zero | (KEY_BITS - self.bits)
+        one = self.r.uint32(1) if quantity == "count" else None
+        for element in (own.apply(at.copy, **self._once) for own in x):
+            word = one or element.apply(at.weigh)
+            bins.add((element.value - least) >> shift, element.value >= least, word)
 
     def _second_pass(self, window: UInt32) -> None:
         run, group = self.rank * self.warps + WARP, int(self.s.group) * self.width
@@ -241,7 +268,7 @@ class Kernel:
     def _read(self, place: UOp) -> UInt32:
         """What one warp has found, to all."""
         emit(at.cta_sync())
-        return self.r.of(at.ld_shared, place, 0, n=2, unread="dst")
+        return self.r.of(at.ld_shared, place, 0, n=2, unread="dst", alike=True)
 
     def _goal(self, active: UInt32 | None) -> UInt32:
         """Of the filter; of k's where it is active, else of p's."""
@@ -260,22 +287,11 @@ class Kernel:
         found = self._read(place)
         return found, filters.window(found, self.bits, active)
 
-    def _candidates(self, overflow: UInt32) -> tuple[tuple[UOp, ...], dict[str, int]]:
-        """Operands and attributes of what goes through all candidates."""
-        tile = rectangle(global_tensor("probs"), self.row, 0, 1, self.vocab)
-        operands = (slot(self.lists), slot(self.tallies), overflow.slot, param("probs"),
-                    self.row * self.vocab, WARP, tile)  # fmt: skip
-        return operands, {
-            "runs": self.runs, "size": self.size, "slots": self.slots,
-            "vector": self.width, "vocab": self.vocab, "warps": self.warps,
-        }  # fmt: skip
-
     def _leader(
         self, active: UInt32 | None, found: UInt32, window: UInt32, uniform: UInt32
     ) -> None:
         """The row's first CTA does the rest."""
-        overflow = self.r.of(at.ld_shared, self.overflow, 0)
-        search = Threshold(self, found, *self._candidates(overflow))
+        search = Threshold(self, found)
         key, ties = search.alone() if active is None else search.of_both(active)
         self._draw(search, key, ties, window, uniform)
 
@@ -285,9 +301,9 @@ class Kernel:
         self, search: Threshold, key: UInt32, ties: Ties, window: UInt32, uniform: UInt32
     ) -> None:
         """The sample, in the order of indices: where a random number falls among what is kept."""
-        *_, index, _, tile = search.operands
+        index, tile = self.row * self.vocab, (self.row, 0, 1, self.vocab)
         shares, equal = slot(self.shares), slot(self.equal)
-        emit(at.settle(shares, equal, key, window, *search.operands, **search.attrs))
+        search.candidates.settle(shares, equal, key, window)
         emit(at.cta_sync())
         token = self.r.uint32(width=2)
         with where(FIRST):
@@ -303,9 +319,8 @@ class Threshold:
     """The element at which the filters end, and how many of those equal to it are kept: digits of
     the candidates, behind the bin that was `found`."""
 
-    def __init__(self, k: Kernel, found: UInt32, operands: tuple[UOp, ...], attrs: dict[str, int]):
-        self.k, self.r, self.found = k, k.r, found
-        self.operands, self.attrs = operands, attrs
+    def __init__(self, k: Kernel, found: UInt32):
+        self.k, self.r, self.found, self.candidates = k, k.r, found, Candidates(k)
         self.floor = self.r.uint32(filters.FLOOR)
 
     def digits(
@@ -317,8 +332,7 @@ class Threshold:
         for label, bits in zip("bc", later, strict=True):
             shift -= bits
             bins = k._bins(f"{name}_{label}_bins", 0, bits=bits)
-            emit(at.refine(bins.held, prefix, above, *self.operands, shift=shift, bits=bits,
-                           quantity=quantity, **self.attrs))  # fmt: skip
+            self.candidates.count(bins, prefix, above, shift, quantity)
             emit(at.cta_sync())
             with where(FIRST):
                 place = k._pick(f"{name}_{label}_found", bins, filters.left(found))
@@ -350,9 +364,7 @@ class Threshold:
 
         start = r.of(at.choose, active, r.uint32(0), nowhere)
         bins = k._bins("inner_bins", k.warps, bits=k.bits)
-        emit(at.refine(bins.held, start, outer, *self.operands,
-                       shift=sum(decisions.later_digits(k.bits)), bits=k.bits, quantity="mass",
-                       **self.attrs))  # fmt: skip
+        self.candidates.count(bins, start, outer, sum(decisions.later_digits(k.bits)), "mass")
         emit(at.cta_sync())
         bins.sum_range()
         emit(at.cta_sync())
@@ -374,3 +386,78 @@ class Threshold:
             return filters.prefer(prefix, inner, rest)
 
         return filters.prefer(prefix, key, outer), ties
+
+
+def trip(k: Kernel) -> dict[str, int]:
+    """Lists of more than a warp's lanes, and two turns through the row."""
+    held = {"runs": k.runs, "row": AHEAD * k.step * k.warps + 1, "listed": WARP_SIZE + 1}
+    return {f"{name}{i}": x for i in range(PASSES) for name, x in held.items()}
+
+
+def _read(word: UInt32) -> UOp:
+    return word.apply(at.copy).value
+
+
+class Candidates:
+    """What the leader does with all candidates, in `PASSES` passes at the most: those of the lists
+    or, where one was too short, all elements of the row. How many there are is data, which trip
+    classes say: registers `runs`, `row` and `listed` of each pass."""
+
+    def __init__(self, k: Kernel):
+        self.k, self.r, self.passes = k, k.r, 0
+        self.overflow = self.r.of(at.ld_shared, k.overflow, 0, alike=True).value
+
+    def _each(self, visit: Pass, some: UOp = const(1)) -> None:  # noqa: B008
+        """All of them, where there are some."""
+        k, r, n = self.k, self.r, self.passes
+        self.passes += 1
+        runs, row, listed = (r.uint32(name=f"{name}{n}") for name in ("runs", "row", "listed"))
+        emit(at.either(runs, k.runs, 0, self.overflow.eq(0) & some))
+        emit(at.either(row, k.vocab, 0, self.overflow.ne(0) & some))
+        run, first = var(f"run{n}"), var(f"first{n}")
+        with repeat(run, runs.value, start=WARP, step=k.warps):
+            emit(at.ld_shared(listed, slot(k.tallies), run * TALLY, alike=True))
+            with repeat(first, listed.value, step=WARP_SIZE):
+                number = first + LANE
+                place = (run * k.slots + number.min(listed.value - 1)) * SLOT
+                entry = r.of(at.ld_shared, slot(k.lists), place, n=2, unread="dst")
+                x = r.either(number < listed.value, _read(entry[0]), 0)
+                visit(x, partial(_read, entry[1]))
+        with repeat(var(f"turn{n}"), row.value, WARP * k.step, AHEAD * k.step * k.warps):
+            self._turn(var(f"turn{n}") + LANE * k.width, visit)
+
+    def _turn(self, first: UOp, visit: Pass) -> None:
+        """Elements of the row, from a lane's first one on."""
+        k, r = self.k, self.r
+        held, on = r.uint32(width=AHEAD * k.width), k.step * k.warps
+        index, place = k.row * k.vocab + first, (k.row, 0, 1, k.vocab)
+        for i in range(AHEAD):
+            own, inside = held[i * k.width : (i + 1) * k.width].slot, first + i * on < k.vocab
+            emit(load_global(own, "probs", index, inside, place, offset=4 * i * on))
+        for i, x in enumerate(held.apply(at.sum_f32, r.constant(0.0), sat=".sat").each()):
+            visit(x, partial(floordiv, first + i // k.width * on, k.size))
+
+    def count(self, bins: Bins, prefix: UInt32, above: UInt32, shift: int, quantity: str) -> None:
+        """Or weigh by the next digit, at `shift`, those above an element that share a prefix."""
+        one = self.r.uint32(1) if quantity == "count" else None
+
+        def visit(x: UInt32, _: Callable[[], UOp]) -> None:
+            key = x.value - LEAST
+            shares = (key >> (shift + bins.bits)).eq(prefix.value)
+            word = one or x.apply(at.weigh)
+            digit = (key >> shift) & ((1 << bins.bits) - 1)
+            bins.add(digit, shares & (above.value < x.value), word)
+
+        self._each(visit, prefix.value.ne(filters.NOWHERE))
+
+    def settle(self, shares: UOp, ties: UOp, key: UInt32, window: UInt32) -> None:
+        """The weights of those above the threshold to the shares of their segments, and the number
+        of those equal to it to the ties."""
+        high, one = window[0].apply(at.copy).value, self.r.uint32(1)
+
+        def visit(x: UInt32, segment: Callable[[], UOp]) -> None:
+            below, place = x.value < high, segment() * SHARE
+            emit(at.put_place(shares, place, below & (key.value < x.value), x.apply(at.weigh)))
+            emit(at.put_place(ties, place, below & x.value.eq(key.value), one))
+
+        self._each(visit)

@@ -3,8 +3,8 @@
 Queries are of five kinds by turns: usual ones, ones that make a few keys dominate, zeros, which
 weigh all keys alike, ones whose exponentials overflow unless the maximum is taken off, and ones
 whose scores are all far below 0, so that exponentials vanish unless it is; of these the last key
-of a sequence has the greatest. What a page table does not reach is NaN; slots past a sequence's end
-hold large numbers.
+of a sequence has the greatest, so far above that others' maximum would not do. What a page table
+does not reach is NaN; slots past a sequence's end hold large numbers.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, p
 Ints = NDArray[np.int64]
 Sees = Callable[[int, Ints, int, int], Values]  # of a query, keys, and how many of both: which
 SIZES = (1.0, 4.0, 0.0, 16.0, 1.0)  # of a query, by row and head
-AGAINST = (0.0, 0.0, 0.0, 0.0, -12.0)  # of what all keys have in common, in a query
-LAST = 0.75  # of what all keys have in common, in the last key of a sequence
+AGAINST = (0.0, 0.0, 0.0, 0.0, -32.0)  # of what all keys have in common, in a query
+LAST = 0.5  # of what all keys have in common, in the last key of a sequence
 FEW = 5  # keys of the shortest of several sequences that ask once each
 STALE = 2.0**12  # of what lies past the end of a sequence: finite, so that a weight of 0 drops it
 #: of probabilities in 16 bits: half an ulp relative to each, and below the least normal number

@@ -4,7 +4,8 @@ Kernels choose the first of equal tokens, and order them so. Rows of the batch a
 turn: scores of all sizes; the same for a sequence of few tokens or none; negative ones and some
 that are zero, as their keys are; and equal ones. A single sequence has few scores that are not
 zero, its last tokens among them; of two, in each a token more than a list has room for has a score
-of the same first digits. The last token is one of the best; what lies behind it in its page is
+of the same first digits; of three, the first has its best in the last of a lane's bins, which hold
+all. The last token is one of the best; what lies behind it in its page is
 better, and past that NaN, or the page of another.
 """
 
@@ -29,6 +30,8 @@ LAST = 16  # tokens of a single sequence that keep their scores
 ROOMS = (4, 2, 1)  # times the number that is chosen, what a list may have room for
 #: scores of others and of nearly all that a list may have room for: one digit alike, or two
 CROWD, BEST = (1.0, 1 + 2.0**-4), 1 + 2.0**-4 + 2.0**-20
+#: scores of one exponent, which is odd, in shares of the number that is chosen; the others'
+STEPS, LEAST = ((1.875, 1.25), (1.5, 0.5)), 1.0
 
 
 def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) -> Case:
@@ -60,6 +63,9 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
             _crowded(
                 q[b], weights[b], keys[b, :length], scales[b, :length], count, problem["topk"], rng
             )
+    if batch == 3:
+        own = slice(lens[0])
+        _steps(q[0], weights[0], keys[0, own], scales[0, own], problem["topk"], rng)
     cache = np.full((problem["num_pages"], page_bytes(problem)), NAN_BYTE, np.uint8)
     for b, length in enumerate(lens):
         _edge(q[b], weights[b], keys[b], scales[b], length)
@@ -107,9 +113,25 @@ def _crowded(
     """Of `count` tokens scores are nearly the same, above all others; those of the best come first
     and last among them, so that none is left out whoever comes last."""
     some = np.sort(rng.permutation(len(keys))[:count])
-    q[:, 0], weights[:], keys[:] = 1, np.arange(len(weights)) == 0, np.arange(keys.shape[1]) == 0
+    _scaled(q, weights, keys)
     scales[:], scales[some] = CROWD
     scales[some[: topk // 2]] = scales[some[topk // 2 - topk :]] = BEST
+
+
+def _steps(
+    q: Values, weights: Values, keys: Values, scales: Values, topk: int, rng: np.random.Generator
+) -> None:
+    """More tokens than are chosen have the best score, some a lower one, the others LEAST."""
+    _scaled(q, weights, keys)
+    scales[:], left = LEAST, rng.permutation(len(keys))
+    for score, share in STEPS:
+        some, left = np.split(left, [int(share * topk)])
+        scales[some] = score
+
+
+def _scaled(q: Values, weights: Values, keys: Values) -> None:
+    """Scores are what scales are."""
+    q[:, 0], weights[:], keys[:] = 1, np.arange(len(weights)) == 0, np.arange(keys.shape[1]) == 0
 
 
 def _scores(q: Values, weights: Values, keys: Values, scales: Values) -> Values:

@@ -26,8 +26,7 @@ FACTOR = 2.5  # routed_scaling_factor
 SPREAD, ONE, NONE = "spread", "one", "none"
 TIED_BIAS = 0.0625  # of the two best experts of groups that tie
 HIGH, AWAY = 8.0, -4.0  # logits of experts that are chosen, and of local ones that may still be
-#: groups from that of most local experts on: four that a token keeps, and the others
-FROM_OWN = ((0, 2, 4, 6, 1, 3, 5, 7), (0, 1, 3, 5, 2, 4, 6, 7))
+ORDERED = 9  # tokens for which each group is the fourth of four, that of most local experts twice
 PAIR = np.arange(2)
 RANKS = 6  # that the first of three local experts may have among the chosen
 DRAWS = 200  # until each token's choice is clear
@@ -125,8 +124,8 @@ def _routing(
             row = drawn[token]
             row += AWAY
             row[around[0, :behind]] = row[around[1, behind:]] = row[near] = HIGH
-        if routing == SPREAD and ties + ranks + CHOSEN < tokens <= MANY:
-            drawn[-CHOSEN:] = _in_order(plain(rounded), live)
+        if routing == SPREAD and ties + ranks + ORDERED < tokens <= MANY:
+            drawn[-ORDERED:] = _in_order(plain(rounded), live)
         logits[unclear] = drawn[unclear]
         unclear = ~_clear(logits, plain(rounded))
         if not unclear.any():
@@ -149,17 +148,18 @@ def _best_of_groups(rng: np.random.Generator, mine: list[int]) -> Values:
 
 
 def _in_order(bias: Values, live: list[int]) -> Values:
-    """[8, experts]: logits of tokens, of which token t's k-th best expert is number (k + t) % 8 of
-    those of a lane. A group is kept for two of a lane, local ones if there are some: one of them
-    and a third are less than the two best of each group that is not."""
-    logits = np.full((CHOSEN, GROUP * GROUPS), AWAY)
+    """[ORDERED, experts]: logits; token t's k-th best expert is number (k + t) % 8 of those of a
+    lane. A group is kept for two of a lane, local ones if there are some: one of them and a third
+    are less than the two best of each group that is not. Twice the best of these is more than those
+    of the fourth group; where that has most local experts, it is in turn each of a lane."""
+    logits = np.full((ORDERED, GROUP * GROUPS), AWAY)
     lanes = np.arange(GROUP * GROUPS).reshape(GROUPS, -1, LANE_EXPERTS)
     own = np.bincount(np.array(live, np.int64) // GROUP, minlength=GROUPS).argmax()
-    for t, i in np.ndindex(CHOSEN, GROUPS):
-        k = (i + t) % KEPT_GROUPS
-        pairs = lanes[(own + FROM_OWN[t % 2][i]) % GROUPS][:, (2 * k + t + PAIR) % LANE_EXPERTS]
+    for t, i in np.ndindex(ORDERED, GROUPS):
+        k, other = (i + t + t // 4) % KEPT_GROUPS, (i - 1 + t // 4 * 3) % (GROUPS - 1) + 1
+        pairs = lanes[(own + (i and other)) % GROUPS][:, (2 * k + t + PAIR) % LANE_EXPERTS]
         best = pairs[np.argmax((np.isin(pairs, live) - np.abs(bias[pairs])).sum(-1))]
-        wanted = 0.85 - 0.04 * k - 0.02 * PAIR if i < KEPT_GROUPS else 0.65
+        wanted = 0.85 - 0.04 * k - 0.02 * PAIR if i < KEPT_GROUPS else 0.78 - 0.26 * PAIR
         score = np.clip(wanted - bias[best], 0.05, 0.99)
         logits[t, best] = np.log(score / (1 - score))
     return logits

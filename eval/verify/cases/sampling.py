@@ -2,8 +2,8 @@
 
 Of three rows in turn two take a kernel's rare paths: nearly equal elements at the threshold all
 over the row, and so many of them that lists overflow; the first of all has filters that keep all.
-In these draws fall on the first or the last unit of the last element that is kept, at the end of a
-lane or a segment: a unit more or less before it, or a filter that ends elsewhere, shows. Others are
+In these draws fall on the first or the last unit of the last element that is kept, by turns in one
+of PLACES: a unit more or less before it, or a filter that ends elsewhere, shows. Others are
 softmaxes of normal logits, peaked ones as language models give, ones with many equal values or
 zeros, and uniform ones. The sample must be the one that integers give.
 """
@@ -15,27 +15,28 @@ import torch
 
 from ptxflow.compiler.atoms.reductions import LEAST
 from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels.sampling import ROWS
 from ptxflow.compiler.launch import GENERATOR, Arguments
 from ptxflow.eval.bench.references.sampling_integers import UNIT, philox, sample
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, poisoned
 
-#: the random numbers of rare rows are from 0.6 to 0.85: much lies before a draw, and some behind
-SEED, OFFSET = 0x0123456789ABCDEF, (5 << 32) + 1497
+#: the random numbers of rare rows are from 0.63 to 0.83: much lies before a draw, and some behind
+SEED, OFFSET = 0x0123456789ABCDEF, (5 << 32) + 23517
 Row = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 RARE = 3  # rows in turn: a softmax, one that is crowded, one that is not
 ALIGNED = 18  # bits of a key in the widest bin of a first digit
 #: the bits above these, by turns: a warp finds bins in both halves of it, in lanes odd and even
 BINS = 0b0101010, 0b1010101
 SPREAD = 512  # elements there that fit all lists, spread over the row
-#: keys that elements of the bin have, within the narrowest; a single filter ends at the second, p
-#: of what k leaves at the third; by turns, the last of all bins that a lane has of each later digit
-LEVELS = (0x1B2D, 0x4050, 0xA0A0, 0xE4D2), (0x6CB1, 0xAAAA, 0xD555, 0xF30E)
+#: keys that elements of the bin have; a single filter ends at the second, p of what k leaves at the
+#: third; by turns in the upper half of any bin, and the last of all that a lane has of later digits
+LEVELS = (0x38CB1, 0x3AAAA, 0x3D555, 0x3F30E), (0x1B2D, 0x4050, 0xA0A0, 0xE4D2)
 #: what is between those two and larger elements: in every bin before theirs that their lane has
 NEXT = np.concatenate([np.arange(1, 16), np.arange(1, 32) << 8, np.arange(1, 8) << 16])
 WHOLE = 1 << UNIT
 MOST = 1 << 24  # units that every float32 can have
-#: where draws fall, modulo a power of two: ends of segments, and of lanes
-PLACES = (512, 496), (64, 63), (2048, 0), (512, 511)
+#: where draws fall: in which lane's segments, and lower bits, all of which differ in the first two
+PLACES = (21, 0xAAAAA), (10, 0x55555), (26, -16), (5, 0), (19, -1), (0, 99)
 FRONT = 64  # elements that have most of a row: its draw falls in the first segment
 
 
@@ -51,7 +52,7 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
     )
     return np.stack(
         [
-            near(vocab, rng, i % RARE == 1, batch + i)
+            near(vocab, rng, i % RARE == 1, turn_of(batch, i))
             if i % RARE
             else _softmax(kinds[(i // RARE - (batch == 1)) % len(kinds)]())
             for i in range(batch)
@@ -59,10 +60,23 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
     )
 
 
+def turn_of(batch: int, i: int) -> int:
+    """Which of PLACES; rows of a first problem have others than those that run of ROWS."""
+    return 5 if batch == 1 else i % 5 if batch < ROWS else 2 + 2 * i // (batch - 1)
+
+
+def place_of(turn: int, vocab: int) -> int:
+    """The element on which a draw falls. A lane's segments are of whole chunks."""
+    lane, inside = PLACES[turn]
+    chunk = 1 << max(3, (vocab // 32).bit_length()) - 3
+    width = -(-vocab // (32 * chunk)) * chunk
+    return min(lane * width + inside % (1 << width.bit_length() - 1), vocab - 1)
+
+
 def levels(turn: int, most: float) -> Row:
     """Elements of one bin of the first digit, ascending, at most so large."""
     high = (int(np.float32(most / 16).view(np.uint32)) - LEAST) >> (ALIGNED + 7)
-    keys = (high << 7 | BINS[turn % 2]) << ALIGNED | np.array(LEVELS[turn % 2])
+    keys = (high << 7 | BINS[turn // 2 % 2]) << ALIGNED | np.array(LEVELS[turn // 2 % 2])
     return (keys + LEAST).astype(np.uint32).view(np.float32)
 
 
@@ -70,11 +84,9 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int) -> Row:
     """Elements of one bin at a distance, some of them larger; `crowded`: and most of an eighth of
     the row, more than lists take. What lies between is smaller, half of it nothing."""
     place, kind = np.arange(vocab), rng.integers(0, 8, vocab)
-    eighth = place * 8 // vocab
-    dense = crowded & (eighth == 3 * turn % 8)
-    there = (place % max(3, vocab // SPREAD | 1) == 0) & (
-        eighth <= 3 * turn % 8 + 7 * (not crowded)
-    )
+    eighth, own = place * 8 // vocab, place_of(turn, vocab) * 8 // vocab
+    dense = crowded & (eighth == own)
+    there = (place % max(3, vocab // SPREAD | 1) == 0) & (eighth <= own + 7 * (not crowded))
     held = levels(turn, min(0.3 / (there | dense).sum(), 2.0**-14))
     larger = held[-1] * rng.uniform(1.5, 6, vocab)
     most = np.where(dense, held[0] / 2, min(held[0] / 4, 0.1 / vocab))
@@ -101,10 +113,10 @@ def _rare(tensors: Tensors, batch: int) -> None:
     of the first row, past all; and where their draws fall."""
     both = {"top_k", "top_p"} <= tensors.keys()
     for i in [0, *(i for i in range(batch) if i % RARE)]:
-        row, turn = tensors["probs"][i], batch + i
+        row, turn = tensors["probs"][i], turn_of(batch, i)
         values, counts = np.unique(row[row > 0], return_counts=True)
         held = np.sort(values[np.argsort(-counts, kind="stable")[:4]])
-        last, one = float(held[1 + both]) if i else -1.0, i % RARE == 2 and turn % 4 > 1
+        last, one = float(held[1 + both]) if i else -1.0, i > 0 and turn in (1, 2)
         count = _aim(row, last, one, turn, philox(SEED, OFFSET, i))
         units, above, whole = _units(row), row > last, WHOLE
         k = int(above.sum()) + count
@@ -120,9 +132,9 @@ def _rare(tensors: Tensors, batch: int) -> None:
 
 def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
     """How many elements that equal the last level are kept, of those above it all: up to that on
-    which the draw falls, or `one`. That one is at one of PLACES, and others are made larger until
-    the draw is at its first unit, or its last."""
-    place, tie = np.arange(len(row)), round(max(last, 0) * WHOLE)
+    which the draw falls, or `one`. That is at its place, and others are made larger until the draw
+    is at its first unit, or its last."""
+    place, tie, t = np.arange(len(row)), round(max(last, 0) * WHOLE), place_of(turn, len(row))
 
     def sums() -> tuple[Values, Values, Values]:
         """What is kept before each element and in all, were it the draw; and equals so far."""
@@ -131,15 +143,9 @@ def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
         before = np.cumsum(above) - above + tie * (kept - (0 if one else row == last))
         return before, above.sum() + tie * kept, kept
 
-    before, whole, kept = sums()
-    stride, first = PLACES[turn % 4]
-    at = np.flatnonzero((place % stride == first) & ((kept > 0) | (last < 0)))
-    if not len(at):
-        return max(1, int((row == last).sum()) // 2)
-    t = int(at[np.argmin(np.abs(before[at] - whole[at] * (uniform / 2.0**64)))])
     row[t] = 1 / WHOLE if last < 0 else row.max() if one else last
     before, whole, kept = sums()
-    goal = int(before[t] + (_units(row[t : t + 1])[0] - 1) * (turn // 2 % 2))
+    goal = int(before[t] + (_units(row[t : t + 1])[0] - 1) * ((turn + 1) // 2 % 2))
 
     def lacks(x: int) -> int:
         """What all lack for the draw to be there, if so much is added before it."""
@@ -154,7 +160,7 @@ def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
         if len(which) and extra // len(which) < MOST // 2:
             share = extra // len(which) + (np.arange(len(which)) < extra % len(which))
             row[which] = (_units(row[which]) + share) / WHOLE
-    return int(kept[t])
+    return max(1, int(kept[t]))
 
 
 def case(problem: Problem, given: bool = True) -> Case:
