@@ -133,7 +133,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     left = {n: 4 * (s.raster_group + 1) % n for n in (7, 5, 6, 8)}  # of two columns
     most = next((n for n in left if 0 < 4 * left[n] <= 3 * n), 7) if t.share else 7
     one, several, four = (clusters_of(t, n) if s.persistent else None for n in (1, most, 4))
-    sizes = (
+    sizes: tuple[Size, ...] = (
         Size({"M": (1 + s.persistent) * rows + 1}, one),
         Size({"M": half + 5}, one),
         Size({"M": rows}, one),
