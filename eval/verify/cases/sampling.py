@@ -36,7 +36,7 @@ NEXT = np.concatenate([np.arange(1, 16), np.arange(1, 32) << 8, np.arange(1, 8) 
 WHOLE = 1 << UNIT
 MOST = 1 << 24  # units that every float32 can have
 #: where draws fall: in which lane's segments, and lower bits, all of which differ in the first two
-PLACES = (21, 0xAAAAA), (10, 0x55555), (26, -16), (5, 0), (19, -1), (0, 99)
+PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (5, -16), (19, -1), (0, 99)
 FRONT = 64  # elements that have most of a row: its draw falls in the first segment
 
 
@@ -116,7 +116,7 @@ def _rare(tensors: Tensors, batch: int) -> None:
         row, turn = tensors["probs"][i], turn_of(batch, i)
         values, counts = np.unique(row[row > 0], return_counts=True)
         held = np.sort(values[np.argsort(-counts, kind="stable")[:4]])
-        last, one = float(held[1 + both]) if i else -1.0, i > 0 and turn in (1, 2)
+        last, one = float(held[1 + both]) if i else -1.0, i % RARE == 2 and turn == 4
         count = _aim(row, last, one, turn, philox(SEED, OFFSET, i))
         units, above, whole = _units(row), row > last, WHOLE
         k = int(above.sum()) + count
