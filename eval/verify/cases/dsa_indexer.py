@@ -63,10 +63,10 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
                 q[b], weights[b], keys[b, :length], scales[b, :length], count, problem["topk"], rng
             )
     if batch == 3:
-        row, some = slice(lens[0]), rng.permutation(lens[0])
-        _crowded(q[0], weights[0], keys[0, row], scales[0, row], 0, problem["topk"], rng)
-        for score, quarters in STEPS:
-            scales[0, some[: quarters * problem["topk"] // 4]] = score
+        whole, mixed = slice(lens[0]), rng.permutation(lens[0])
+        _crowded(q[0], weights[0], keys[0, whole], scales[0, whole], 0, problem["topk"], rng)
+        for step, quarters in STEPS:
+            scales[0, mixed[: quarters * problem["topk"] // 4]] = step
     cache = np.full((problem["num_pages"], page_bytes(problem)), NAN_BYTE, np.uint8)
     for b, length in enumerate(lens):
         _edge(q[b], weights[b], keys[b], scales[b], length)
