@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.family import PartialSums, Problem, Size
 
-UNLIKE = 113  # tokens behind the full pages of the first of two sequences; the second has one there
+UNLIKE = 120  # tokens behind full pages of a sequence, the last of an MMA's eight rows; or only one
 
 
 def sized(

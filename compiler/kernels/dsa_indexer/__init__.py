@@ -100,8 +100,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         pages = -(-tokens // page)
         return Size({"batch_size": batch, "max_num_pages": pages, "num_pages": batch * pages + 2})
 
-    sizes = [size(6, spans[0]), size(2, ranked + 1), size(4, spans[1])]
-    sizes.append(size(3, max(spans)))
+    sizes = [size(*n) for n in ((6, spans[0]), (2, ranked + 1), (4, spans[1]), (3, max(spans)))]
     swept = turn if turn <= MOST_SWEPT else turn - turn // int(s.loads)
     if swept:
         sizes.append(size(1, max(swept, ranked + topk) + page + 9))

@@ -77,9 +77,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         for n in heads
         if n * k.share % s.head_ctas == 0 or n == p["num_q_heads"]
     )
-    batch = max(3, WARP // (heads[0] * k.share * s.head_ctas) + 1)
-    sizes = [Size({"batch_size": 1}, None, (2,), absent=True)]
-    sizes.append(Size({"batch_size": batch}, None, (4,)))
+    n = max(3, WARP // (heads[0] * k.share * s.head_ctas) + 1)
+    sizes = [Size({"batch_size": 1}, None, (2,), absent=True), Size({"batch_size": n}, None, (4,))]
     if k.loops:
         sizes.append(Size({"batch_size": 2}, 29, (1,)))
         # one CTA of so many that each has as many steps as 34 turns of the ring take

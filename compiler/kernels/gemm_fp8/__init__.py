@@ -13,14 +13,7 @@ from ptxflow.compiler.kernels import gemm
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm_fp8 import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.gemm_fp8.decisions import strategy
-from ptxflow.compiler.kernels.gemm_fp8.problem import (
-    BLOCK,
-    FOLLOWING,
-    SCHEMA,
-    WORD,
-    sized,
-    words,
-)
+from ptxflow.compiler.kernels.gemm_fp8.problem import BLOCK, FOLLOWING, SCHEMA, WORD, sized, words
 
 
 def tiling(p: Problem, s: Strategy, device: Device) -> Tiling:

@@ -28,7 +28,6 @@ from ptxflow.compiler.kernels.mla.span import Work
 from ptxflow.compiler.launch import Launch
 
 Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns
-EIGHTH = 120  # keys, that in tiles of any number end in rows 0 to 7 of 16
 LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
 
 
@@ -194,8 +193,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Heads of full size: two sequences whose last parts under a query have full tiles and one key,
-    lack one or end elsewhere in a tile, or `_ends`; made sums of chunks; where parts are few,
+    """Heads of full size: two sequences whose last chunks, or parts under a query, have full tiles
+    and one key, lack one or end elsewhere in a tile, after a chunk; made sums; where parts are few,
     sequences of several, and some that end anywhere in a tile; many, few of which have tokens, and
     whose look-up takes several steps; a ring beyond its 32nd turn, in prefill under queries that
     see one token of the last tile or none, which ends a last part that is a tile shorter, or an odd
@@ -208,12 +207,15 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return Size(sized(p, count, queries, tokens), None, some)
 
     turn = (2 * k.stages + 1) * k.tile + 3
-    full = max(4, k.cut) * k.tile
+    full = (k.chunk or 2 * k.stages * k.tile) + k.tile if k.decodes else max(4, k.cut) * k.tile
+    chunk = ((1, k.chunk),) if k.chunk else ()
     few = k.cut <= 2 and not k.decodes
     share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
     tiles = share * k.cut - (k.cut > 1)
     sizes = (
-        _ends(p, k) if k.decodes else size(2, max(5, 3 * k.queries + 1), 2 * full + page + UNLIKE),
+        rows_of(p, *chunk, (1, full + 1), (1, k.tile + UNLIKE))
+        if k.decodes
+        else size(2, max(5, 3 * k.queries + 1), 2 * full + page + UNLIKE),
         *([summed(p, k.chunk, int(s.sum_chunks))] if k.chunk else []),
         *([size(3, 2 * k.queries + 3, turn * k.cut)] if few else []),
         *([size(4, 8 * k.queries, 4 * max(29, page))] if few else []),
@@ -222,15 +224,6 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),
     )
     return Trials(({n: p[n] for n in constants},), sizes)
-
-
-def _ends(p: Problem, k: Attend | Hopper) -> Size:
-    """Sequences to decode: a chunk, and behind its edge one with a full tile and one key in its
-    last, or more tiles than fill a ring and one key; one whose last key is the eighth of eight rows
-    of an MMA."""
-    tile, most = k.tile, k.chunk or 2 * k.stages * k.tile
-    chunk = ((1, k.chunk),) if k.chunk else ()
-    return rows_of(p, *chunk, (1, most + tile + 1), (1, tile * (1 if chunk else 2) + EIGHTH))
 
 
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:

@@ -5,8 +5,8 @@ turn: scores of all sizes; the same for a sequence of few tokens or none; negati
 that are zero, as their keys are; and equal ones. A single sequence has few scores that are not
 zero, its last tokens among them; of two, in each a token more than a list has room for has a score
 of the same first digits; of three, the first has its best in the last of a lane's bins, which hold
-all. The last token is one of the best; what lies behind it in its page is
-better, and past that NaN, or the page of another.
+all. The last token is one of the best; what lies behind it in its page is better, and past that
+NaN, or the page of another.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ LAST = 16  # tokens of a single sequence that keep their scores
 ROOMS = (4, 2, 1)  # times the number that is chosen, what a list may have room for
 #: scores of others and of nearly all that a list may have room for: one digit alike, or two
 CROWD, BEST = (1.0, 1 + 2.0**-4), 1 + 2.0**-4 + 2.0**-20
-#: scores of one exponent, which is odd, in shares of the number that is chosen; the others'
-STEPS, LEAST = ((1.875, 1.25), (1.5, 0.5)), 1.0
+STEPS = (1.5, 7), (1.875, 5)  # scores above those of others, of quarters of what is chosen
 
 
 def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) -> Case:
@@ -64,8 +63,10 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
                 q[b], weights[b], keys[b, :length], scales[b, :length], count, problem["topk"], rng
             )
     if batch == 3:
-        own = slice(lens[0])
-        _steps(q[0], weights[0], keys[0, own], scales[0, own], problem["topk"], rng)
+        whole, mixed = slice(lens[0]), rng.permutation(lens[0])
+        _crowded(q[0], weights[0], keys[0, whole], scales[0, whole], 0, problem["topk"], rng)
+        for step, quarters in STEPS:
+            scales[0, mixed[: quarters * problem["topk"] // 4]] = step
     cache = np.full((problem["num_pages"], page_bytes(problem)), NAN_BYTE, np.uint8)
     for b, length in enumerate(lens):
         _edge(q[b], weights[b], keys[b], scales[b], length)
@@ -113,25 +114,9 @@ def _crowded(
     """Of `count` tokens scores are nearly the same, above all others; those of the best come first
     and last among them, so that none is left out whoever comes last."""
     some = np.sort(rng.permutation(len(keys))[:count])
-    _scaled(q, weights, keys)
+    q[:, 0], weights[:], keys[:] = 1, np.arange(len(weights)) == 0, np.arange(keys.shape[1]) == 0
     scales[:], scales[some] = CROWD
     scales[some[: topk // 2]] = scales[some[topk // 2 - topk :]] = BEST
-
-
-def _steps(
-    q: Values, weights: Values, keys: Values, scales: Values, topk: int, rng: np.random.Generator
-) -> None:
-    """More tokens than are chosen have the best score, some a lower one, the others LEAST."""
-    _scaled(q, weights, keys)
-    scales[:], left = LEAST, rng.permutation(len(keys))
-    for score, share in STEPS:
-        some, left = np.split(left, [int(share * topk)])
-        scales[some] = score
-
-
-def _scaled(q: Values, weights: Values, keys: Values) -> None:
-    """Scores are what scales are."""
-    q[:, 0], weights[:], keys[:] = 1, np.arange(len(weights)) == 0, np.arange(keys.shape[1]) == 0
 
 
 def _scores(q: Values, weights: Values, keys: Values, scales: Values) -> Values:
