@@ -21,7 +21,7 @@ def run(
     case: Case,
     dev: Device = H200,
     text: str = "",
-    blocks: int | None = None,
+    blocks: int | tuple[int, ...] | None = None,
     seed: int = 0,
 ) -> Tensors:
     """The tensors behind the kernels, which have no hazards; `blocks` in place of the grid."""

@@ -99,7 +99,7 @@ class Run:
     strategy: Strategy
     given: Mapping[str, Any] = field(default_factory=dict)
     device: Device = H200
-    blocks: int | None = None  # in place of the grid
+    blocks: int | tuple[int, ...] | None = None  # in place of the grid
     legal: bool = False  # no rule refuses the strategy
     slow: bool = False
 

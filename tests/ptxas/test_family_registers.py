@@ -95,7 +95,8 @@ FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
         for dtype in ("bfloat16", "float16")
     },
     "gemm, one step of K": (
-        H200, gemm.problem(512, 14336, 64), _TAKING_TURNS.replace(tile_n=128, cluster="1x2", num_stages=2),
+        H200, gemm.problem(512, 14336, 64),
+        _TAKING_TURNS.replace(tile_n=128, cluster="1x2", num_stages=2),
         "accumulators, epilogue and addresses exceed the registers",
     ),
     "gate of swapped tiles": (
