@@ -21,8 +21,8 @@ def fits(f: Fields, problem: Problem, device: Device) -> Any:
     read = len(inputs(problem))
     beside = np.where(f.swap == 1, 2 * EACH, EACH // 2 * f.persistent)
     needed = gemm.registers_needed(f, device) + EACH * read
-    needed += beside * (read > 0 and gemm.on_hopper(device))
-    return needed <= gemm.register_limit(f, device)
+    more = beside * (read > 0 and gemm.on_hopper(device))
+    return needed + more <= gemm.register_limit(f, device)
 
 
 def addressed(f: Fields, problem: Problem, device: Device) -> Any:
