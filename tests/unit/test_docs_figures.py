@@ -142,7 +142,7 @@ def test_what_rewards_say_of_wide_strategies_is_what_the_page_quotes() -> None:
     assert [100 * abs(f - 1) for f in figures] == pytest.approx(
         [float(text) for text in quoted.groups()], abs=0.06
     )
-    assert 1 > figures[1] and figures[2] > 1 > figures[3]
+    assert figures[1] < 1 and figures[2] > 1 > figures[3]
 
 
 def test_figures_are_quoted() -> None:
