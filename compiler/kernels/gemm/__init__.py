@@ -13,7 +13,7 @@ from ptxflow.compiler.kernels.gemm.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.gemm.combine import Combine
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.problem import SCHEMA
-from ptxflow.compiler.kernels.gemm.tail import PARTS
+from ptxflow.compiler.kernels.gemm.tail import PARTS, gains
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm.wide import WIDE
 from ptxflow.compiler.launch import Launch, Workspace
@@ -131,7 +131,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     rows = t.cluster_rows
     half = min(64, int(s.tile_n if t.swapped else s.tile_m) // 2)
     left = {n: 4 * (s.raster_group + 1) % n for n in (7, 5, 6, 8)}  # of two columns
-    most = next((n for n in left if 0 < 4 * left[n] <= 3 * n), 7) if t.share else 7
+    most = next((n for n in left if left[n] and gains(left[n], n)), 7) if t.share else 7
     one, several, four = (clusters_of(t, n) if s.persistent else None for n in (1, most, 4))
     sizes: tuple[Size, ...] = (
         Size({"M": (1 + s.persistent) * rows + 1}, one),

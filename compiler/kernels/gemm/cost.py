@@ -18,6 +18,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.gemm import decisions
 from ptxflow.compiler.kernels.gemm.decisions import DIRECT, ELEMENT
+from ptxflow.compiler.kernels.gemm.tail import gains
 from ptxflow.compiler.kernels.waves import choices, filled
 
 MMA_K = 16  # elements of K in one 16-bit MMA
@@ -107,7 +108,7 @@ def left_over(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
     clusters = device.sms // (along_m * along_n)
     tiles = tiles_m * tiles_n // (along_m * along_n)
     left = tiles % clusters
-    return tiles // clusters, np.where(4 * left <= 3 * clusters, left, 0)
+    return tiles // clusters, np.where(gains(left, clusters), left, 0)
 
 
 def _parts(f: Fields, device: Device, shared: Any) -> tuple[Demand, Demand]:

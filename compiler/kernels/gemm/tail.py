@@ -7,6 +7,8 @@ kernel adds up the parts of each tile in order (`combine.py`). No cluster waits 
 
 from __future__ import annotations
 
+from typing import Any
+
 from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, UOp, Value
 from ptxflow.compiler.tile.tensors import Place, store_global
 from ptxflow.compiler.tile.values import Float32, emit
@@ -16,15 +18,20 @@ QUAD = 4  # float32 sums of a lane that one access moves
 MOST_K = 1 << 20  # elements, so that steps of K times clusters have 32 bits
 
 
+def gains(left: Any, clusters: Any) -> Any:
+    """Whether sharing the tiles that are left over gains more than it costs: up to three quarters
+    of a wave. Numbers may be integers, arrays or values of a kernel."""
+    return clusters * 3 >= left * 4
+
+
 class Tail:
     """The division, from the number of tiles, steps of K of each, and clusters of `ctas`; `most` of
-    them share a tile, on average and at most. Where more than three quarters of a wave are left
-    over, sharing them gains less than it costs: they are computed whole."""
+    them share a tile, on average and at most. Where that gains nothing they are computed whole."""
 
     def __init__(self, tiles: UOp, steps: UOp, clusters: UOp, ctas: int, most: int):
         self.tiles, self.steps, self.clusters, self.ctas = tiles, steps, clusters, ctas
         left = tiles % clusters
-        self.shared = left * (clusters * 3 >= left * 4)  # tiles
+        self.shared = left * gains(left, clusters)  # tiles
         self.sharers = (self.shared * most).min(clusters)
         self.all_steps = self.shared * steps
         self.whole = tiles - self.shared

@@ -18,11 +18,9 @@ EACH = 16  # registers of a tensor that the epilogue reads: words, and what beco
 def fits(f: Fields, problem: Problem, device: Device) -> Any:
     """Whether a consumer thread has registers for accumulators and what the epilogue reads; in
     swapped tiles a word of that is one element, and its address another register."""
-    read = len(inputs(problem))
-    beside = np.where(f.swap == 1, 2 * EACH, EACH // 2 * f.persistent)
-    needed = gemm.registers_needed(f, device) + EACH * read
-    more = beside * (read > 0 and gemm.on_hopper(device))
-    return needed + more <= gemm.register_limit(f, device)
+    beside = np.where(f.swap == 1, 2 * EACH, EACH // 2 * f.persistent) * gemm.on_hopper(device)
+    needed = gemm.registers_needed(f, device) + EACH * len(inputs(problem)) + beside
+    return needed <= gemm.register_limit(f, device)
 
 
 def addressed(f: Fields, problem: Problem, device: Device) -> Any:
