@@ -31,7 +31,8 @@ class Tail:
     def __init__(self, tiles: UOp, steps: UOp, clusters: UOp, ctas: int, most: int):
         self.tiles, self.steps, self.clusters, self.ctas = tiles, steps, clusters, ctas
         left = tiles % clusters
-        self.shared = left * gains(left, clusters)  # tiles
+        some: UOp = gains(left, clusters)
+        self.shared = left * some  # tiles
         self.sharers = (self.shared * most).min(clusters)
         self.all_steps = self.shared * steps
         self.whole = tiles - self.shared
