@@ -85,7 +85,6 @@ class Decision:
     name: str
     choices: tuple[Choice, ...]
     doc: str
-    modelled: bool = False  # new in a wide space, and the model knows what it is worth
 
 
 class Fields:
@@ -286,11 +285,11 @@ class Trip:
 @dataclass(frozen=True)
 class Trial:
     """The first emulation problem: a few tiles with tails in every direction. The paths of a kernel
-    that it does not take are what `Trials` are for. `blocks`: see `Size`.
+    that it does not take are what `Trials` are for. `blocks` (CTAs along x) replaces the grid's.
     """
 
     problem: Problem
-    blocks: int | tuple[int, ...] | None = None
+    blocks: int | None = None
 
 
 @dataclass(frozen=True)

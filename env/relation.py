@@ -29,13 +29,6 @@ JOINED = 1 << 12  # entries up to which the tables of rules are joined, whatever
 EDGES = 1 << 24  # choices after states, at one depth at most: a gigabyte
 
 
-def unmodelled(family: Family) -> dict[str, Choice]:
-    """Decisions that a strategy need not name and of which the model knows nothing, with what it
-    does then."""
-    known = {d.name for d in family.decisions if d.modelled}
-    return {name: choice for name, choice in family.implied.items() if name not in known}
-
-
 @dataclass(frozen=True)
 class Layer:
     """The n nodes at one depth.
@@ -98,10 +91,10 @@ class RelationSpace(StrategySpace):
         return Space(self.family, self.problem, self.device, codes)
 
     def plain(self) -> RelationSpace:
-        """What is left where decisions that no reward of today knows are as listed strategies have
-        them, each where that leaves something."""
+        """What is left where decisions that strategies need not name are as listed ones have them,
+        each where that leaves something: no reward of today knows more of them."""
         part = self
-        for name, choice in unmodelled(self.family).items():
+        for name, choice in self.family.implied.items():
             try:
                 part = part.given({name: (choice,)})
             except EmptySpace:

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
-from ptxflow.env.relation import RelationSpace, unmodelled
+from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import ModelReward, log_reward
 from ptxflow.env.search import Search, Values
 from ptxflow.env.space import Codes, StrategySpace
@@ -42,7 +42,7 @@ def hints(spaces: Sequence[StrategySpace]) -> Tensor:
 
 def asked(space: StrategySpace) -> tuple[Codes, Values]:
     """The strategies that the hints of a workload rest on, best first, and the share of the
-    attainable by the model; none names an implied decision of which the model knows nothing."""
+    attainable by the model; none names an implied decision, of which the model knows nothing."""
 
     def worth(codes: Codes) -> Values:
         tflops = ModelReward().tflops(space, codes)
@@ -72,7 +72,7 @@ def _pairs(space: StrategySpace, codes: Codes, worth: Values) -> Values:
         best.put(mine[:, None] * len(best) + places, rising)
     alone = best.diagonal().copy()
     for i, decision in enumerate(space.decisions):
-        if decision.name in unmodelled(space.family):  # any choice is as good
+        if decision.name in space.family.implied:  # any choice is as good
             alone[edges[i] : edges[i + 1]] = worth.max()
     best = np.where(np.isneginf(best), np.minimum.outer(alone, alone), best)
     return np.maximum(best - worth.max(), -FAR)
@@ -80,7 +80,7 @@ def _pairs(space: StrategySpace, codes: Codes, worth: Values) -> Values:
 
 def _weights(space: StrategySpace) -> Weighed:
     """Codes that were asked for, in order, their worth behind the best, and for how many strategies
-    of the space each stands: those that differ in decisions that are not modelled."""
+    of the space each stands: those that differ in implied decisions alone."""
     if id(space) not in _weighed:
         if len(_weighed) >= REMEMBERED:
             _weighed.clear()
@@ -95,8 +95,8 @@ def _weights(space: StrategySpace) -> Weighed:
 
 
 def named(space: StrategySpace) -> int:
-    """How many decisions come before those that are not modelled, which are the last."""
-    return len(space.decisions) - len(unmodelled(space.family))
+    """How many decisions come before those that are implied, which are the last."""
+    return len(space.decisions) - len(space.family.implied)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Known:
     ) -> tuple[Tensor, Tensor] | None:
         """How many known strategies are below each next choice after prefixes [n, >= depth], of
         workloads [n] and the masses of conditions [n], and the logarithm of what they weigh: both
-        [n, choices]. None from where unmodelled decisions begin, whose choices are all alike."""
+        [n, choices]. None from where implied decisions begin, whose choices are all alike."""
         if depth >= self.named:
             return None
         first = workload * self.room

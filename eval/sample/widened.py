@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Family, Problem
 from ptxflow.env.cost import model_tflops
-from ptxflow.env.relation import relate, unmodelled
+from ptxflow.env.relation import relate
 from ptxflow.env.reward import Reward
 from ptxflow.env.space import EmptySpace, Space, StrategySpace, digits, sizes_of, strides_of
 
@@ -83,14 +83,14 @@ def widened(codes: Ints, listed: Family) -> Ints:
 
 def around(codes: Ints, listed: Family, turns: int) -> Ints:
     """Codes of the wide space that differ from these in up to so many decisions with numbers, of
-    those that the model knows."""
-    family, unknown = listed.wide, unmodelled(listed.wide)
+    those that listed strategies have: of others the model knows nothing."""
+    family, own = listed.wide, {d.name for d in listed.decisions}
     sizes = sizes_of(family)
     strides, held = strides_of(sizes)[1:], digits(codes, sizes)
     numbers = [
         i
         for i, d in enumerate(family.decisions)
-        if isinstance(d.choices[-1], int) and d.name not in unknown
+        if isinstance(d.choices[-1], int) and d.name in own
     ]
     found = [codes]
     for some in itertools.combinations(numbers, turns):

@@ -131,7 +131,6 @@ MOVES = (
     _row("CTAs that stride", LATENCY, "ctas_per_sm:*", 0.4),
     _row("resident CTAs", LATENCY, "resident:*", 0.3),
     _row("persistent CTAs", LATENCY, "persistent:1", 0.5),
-    _row("share the last wave's tiles", LATENCY, "tail:*", 0.4),
     _row("CTAs of an SM, first product", LATENCY, "up_ctas:*", 0.4),
     _row("CTAs of an SM, second product", LATENCY, "down_ctas:*", 0.4),
     _row("a CTA a tile", LATENCY, "persistent:0", 0.3),

@@ -92,18 +92,6 @@ BLACKWELL = {
     "swapped, K over six CTAs": swapped(tile_n=64, split_k=6),
     "swapped, pair": swapped(cta_group=2, cluster="2x1", tile_n=32, consumers=1),
 }
-#: of the wide space: tiles behind the last full wave that clusters share
-SHARED = (
-    (H200, "shared tiles", strategy(tail=3)),
-    (H200, "shared tiles, turns", strategy(
-        schedule="pingpong", tile_m=64, num_stages=4, epilogue="direct", tail=2)),
-    (H200, "shared tiles, swapped, multicast", strategy(
-        swap=1, tile_n=64, cluster="2x1", epilogue="direct", tail=8)),
-    (B200, "shared tiles, two accumulators", strategy(acc_buffers=2, tail=4)),
-    (B200, "shared tiles, M 64", strategy(tile_m=64, epilogue="direct", tail=3)),
-    (B200, "shared tiles, pair, swapped", strategy(
-        swap=1, tile_n=64, cta_group=2, cluster="2x1", consumers=1, epilogue="direct", tail=2)),
-)  # fmt: skip
 
 
 def problem_for(s: Strategy) -> Problem:
@@ -141,11 +129,7 @@ _bad = altering(_GIVEN, {"M": 1})
 
 ROW = Row(
     GEMM,
-    cases=tuple(
-        Case(n, d, s, p, p)
-        for d, n, s in (*CASES, *SHARED)
-        for p in [problem(640) if "tail" in dict(s.choices) else problem_for(s)]
-    ),
+    cases=tuple(Case(n, d, s, problem_for(s), problem_for(s)) for d, n, s in CASES),
     quick={"machine": _QUICK, "emulator": _EMULATED},
     sizes=(Size(problem(), 1000, near=0.6, spread=0.5), Size(problem(1), near=0.01)),
     refused=(

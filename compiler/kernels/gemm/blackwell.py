@@ -16,7 +16,6 @@ from ptxflow.compiler.ir.storage import slot, tmem
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
-from ptxflow.compiler.kernels.gemm.tail import Share
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import k_major, tcgen05
@@ -51,8 +50,6 @@ class Kernel:
         self.store = Store(t)
         per_thread = s.tile_m * s.tile_n // (32 * self.warps)
         self.reduction = SplitK(t, self.r, self.warps, per_thread, split_piece(t.device))
-        # warps that hold a tile, and quads of sums in a lane of each
-        self.holders, self.quads = self.warps, per_thread // QUAD
 
     def build(self) -> UOp:
         s, t = self.s, self.t
@@ -77,8 +74,7 @@ class Kernel:
             alone = elect(WARP.eq(0), traced(self.loading, "i", self.load_and_issue))
             roles = [role(Role("epilogue", 0, self.warps), alone, epilogue)]
         held = self.tmem, *self.reduction.storage, *self.r.storage
-        ahead = [at.grid_launch_dependents()] if t.share else []
-        return finish(t.info(*bars, *held, cta_group=s.cta_group), *ahead, *roles, *after, **ends)
+        return finish(t.info(*bars, *held, cta_group=s.cta_group), *roles, *after, **ends)
 
     # -- loading -------------------------------------------------------------------------------
 
@@ -112,8 +108,8 @@ class Kernel:
         buffer = self.done.stage(sequence)
         # the fence after the first full stage also orders the MMA after the epilogue's reads
         emit(self.done.wait_empty(sequence) if self.s.persistent else None)
-        with repeat(k, self.t.steps(sequence)):
-            self.step(self.t.steps_before(sequence) + k, k, buffer)
+        with repeat(k, self.t.k_trips):
+            self.step(sequence * self.t.k_trips + k, k, buffer)
         emit(self.commit(slot(self.done.full, buffer), pair_only=True))
 
     def step(self, use: UOp, k: UOp, buffer: UOp) -> None:
@@ -154,26 +150,9 @@ class Kernel:
     def epilogue(self, tile: UOp, sequence: UOp) -> None:
         """Accumulators from TMEM to C; a warp reads the quarter of the lanes it may reach."""
         m0, n0 = self.t.origin(tile)
-        free = self.sums(m0, n0, sequence)
-        with where(self.t.is_whole(sequence)):
-            self._to_c(m0, n0, sequence, free)
-        if self.t.share:
-            with where(sequence >= self.t.share.whole):
-                self._to_parts(self.t.share, sequence)
-                emit(free)
-
-    def _to_parts(self, share: Share, sequence: UOp) -> None:
-        """Of a part of a tile, to the workspace."""
-        blocks, columns, *_ = self._share()
-        for i in range(blocks):
-            for c in range(0, columns, self.columns):
-                self._read(self.done.stage(sequence), i, c)
-                first = self._index(i, c) * self.acc.n // QUAD
-                share.publish(sequence, self.acc, self.holders, WARP, self.quads, first)
-
-    def _to_c(self, m0: UOp, n0: UOp, sequence: UOp, free: list[UOp]) -> None:
         buffer = self.done.stage(sequence)
         blocks, columns, block0, column0 = self._share()
+        free = self.sums(m0, n0, sequence)
         if not self.t.staged:
             for i in range(blocks):
                 for c in range(0, columns, self.columns):
@@ -273,9 +252,9 @@ class Kernel:
         packed = values.pack(self.t.dtype, self.out[:QUAD])
         emit(self.store.direct(*lane, packed, writes))
 
-    def reduce(self, piece: UOp, values: Float32, tile: UOp | None = None) -> None:
+    def reduce(self, piece: UOp, values: Float32) -> None:
         """Eight summed columns of a K split, to C; `piece` counts a thread's groups of eight."""
-        m0, n0 = self.t.origin(self.t.my_cluster if tile is None else tile)
+        m0, n0 = self.t.origin(self.t.my_cluster)
         _, columns, block0, column0 = self._share()
         per_chunk = self.acc.n // (2 * QUAD)
         chunk, inside = piece // per_chunk, piece % per_chunk

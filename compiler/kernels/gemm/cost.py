@@ -9,7 +9,7 @@ estimates. Cycles are those of `Device.clock_ghz`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Demand, Fields, Problem, costs_of
 from ptxflow.compiler.kernels.gemm import decisions
 from ptxflow.compiler.kernels.gemm.decisions import DIRECT, ELEMENT
-from ptxflow.compiler.kernels.gemm.tail import gains
 from ptxflow.compiler.kernels.waves import choices, filled
 
 MMA_K = 16  # elements of K in one 16-bit MMA
@@ -48,7 +47,6 @@ class Costs:
     tmem_setup: float = 0
     split_setup: float = 40  # setmaxnreg
     l2_share: float = 0.7  # of L2 that operands keep while C streams through
-    part_write: float = 24.0  # bytes a cycle of parts of shared tiles (estimated)
 
 
 HOPPER = Costs(
@@ -80,13 +78,10 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     blocks = np.where(f.persistent == 1, np.minimum(total, device.sms), total)
     occupancy = decisions.resources(f, problem, device).occupancy
     epilogue, overlap = _epilogue(f, problem, device)
-    whole, shared = left_over(f, problem, device)
-    split = (f.get("tail", 1) > 1) & (shared > 0)
-    parts, following = _parts(f, device, shared)
     return Demand(
         blocks=blocks,
         resident=np.where(f.persistent == 1, 1, np.maximum(occupancy, 1)),
-        tiles=np.where(split, whole + parts.tiles, -(-total // blocks)),
+        tiles=-(-total // blocks),
         steps=-(-k_steps // f.split_k),
         stages=f.num_stages,
         mma_cycles=_mma_cycles(f, device),
@@ -96,33 +91,8 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         epilogue_cycles=epilogue,
         overlap=overlap,
         dram_bytes=_dram_bytes(f, problem, device, tiles_m, tiles_n, blocks),
-        setup_cycles=_setup_cycles(f, device) + np.where(split, parts.setup_cycles, 0),
-        following=replace(following, blocks=split * following.blocks) if np.any(split) else None,
+        setup_cycles=_setup_cycles(f, device),
     )
-
-
-def left_over(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
-    """Whole waves of tiles of clusters, and the tiles behind them if they can be shared, else 0."""
-    along_m, along_n = decisions.cluster_shape(f)
-    tiles_m, tiles_n = tile_counts(f, problem)
-    clusters = device.sms // (along_m * along_n)
-    tiles = tiles_m * tiles_n // (along_m * along_n)
-    left = tiles % clusters
-    return tiles // clusters, np.where(gains(left, clusters), left, 0)
-
-
-def _parts(f: Fields, device: Device, shared: Any) -> tuple[Demand, Demand]:
-    """Of clusters that share so many tiles: the share of one, as a part of a tile, with the cycles
-    in which it writes its sums; and the kernel that adds them up."""
-    c, (along_m, along_n) = costs(device), decisions.cluster_shape(f)
-    ctas, asked = along_m * along_n, shared * f.get("tail", 1)
-    clusters = device.sms // ctas
-    sharers, several = np.maximum(np.minimum(asked, clusters), 1), asked > clusters
-    tile = f.tile_m * f.tile_n * 4
-    write = np.where(several, 2, 1) * tile / c.part_write
-    own = Demand(blocks=sharers, resident=1, tiles=shared / sharers, setup_cycles=write)
-    parts = (sharers + several * shared) * ctas
-    return own, Demand(blocks=device.sms, resident=1, l2_bytes=parts * tile / device.sms)
 
 
 def tile_counts(f: Fields, problem: Problem) -> tuple[Any, Any]:

@@ -45,8 +45,6 @@ class Kernel:
         self.turn = mbar("turn", self.turns, self.warps // self.turns)
         self.store = Store(t)
         self.reduction = SplitK(t, self.r, self.warps, self.acc.n, split_piece(t.device))
-        # warps that hold a tile, and quads of sums in a lane of each
-        self.holders, self.quads = self.warps // self.turns, self.acc.n // QUAD
         self.filled = t.k_trips.min(t.s.num_stages)  # stages that the first steps of a tile take
         #: the weights of the first stages are loaded while the grids before still run
         self.early = t.problem.chained is not None and "B" in t.problem.chained
@@ -64,7 +62,7 @@ class Kernel:
         held = *self.reduction.storage, *self.r.storage
         attrs = {"dependent": True, "chained": t.problem.chained} if self.early else {}
         info = t.info(*bars, *held, **attrs)
-        ahead = [at.grid_launch_dependents()] if self.early or t.share else []
+        ahead = [at.grid_launch_dependents()] if self.early else []
         return finish(info, *ahead, *roles, *after, meet=False)
 
     # -- loading -------------------------------------------------------------------------------
@@ -125,13 +123,13 @@ class Kernel:
     def multiply(self, tile: UOp, sequence: UOp) -> None:
         m0, n0 = self.t.origin(tile)
         k, loads = var("k"), not self.s.warp_specialized
-        use = self.t.steps_before(sequence) + k
+        use = sequence * self.t.k_trips + k
         flying = int(self.s.get("in_flight", 1))
         own = sequence if self.turns == 1 else sequence // self.turns
         if loads:
             self.fill(m0, n0)
         emit(self.take_turn(own))
-        with repeat(k, self.t.steps(sequence)):
+        with repeat(k, self.t.k_trips):
             emit(self.ring.wait_full(use), at.wgmma_fence())
             self.mma(self.ring.stage(use), k)
             emit(at.wgmma_commit(), at.wgmma_wait(pending=flying))
@@ -141,13 +139,8 @@ class Kernel:
                     self.refill(k, m0, n0)
         emit(self.pass_turn(), at.wgmma_wait(pending=0))
         if flying and (self.s.persistent or self.t.multicast):
-            emit(self.release(self.t.steps_before(sequence) + (self.t.steps(sequence) - 1)))
-        with where(self.t.is_whole(sequence)):
-            self.epilogue(m0, n0, own)
-        if self.t.share:
-            with where(sequence >= self.t.share.whole):
-                warp = WARP & (self.holders - 1) if self.turns > 1 else WARP
-                self.t.share.publish(sequence, self.acc, self.holders, warp, self.quads)
+            emit(self.release(sequence * self.t.k_trips + (self.t.k_trips - 1)))
+        self.epilogue(m0, n0, own)
 
     def take_turn(self, own: UOp) -> Body:
         """Where warpgroups alternate: the other one has seen all stages of the tile before.
@@ -257,9 +250,9 @@ class Kernel:
             lane = row + (LANE >> 2), column + ((LANE & 3) << 1)
             emit(self.store.direct(*lane, packed, region(row, column, 8, 8)))
 
-    def reduce(self, piece: UOp, values: Float32, tile: UOp | None = None) -> None:
+    def reduce(self, piece: UOp, values: Float32) -> None:
         """A summed quad of a K split, to C; `piece` counts the quads of a thread."""
-        m0, n0 = self.t.origin(self.t.my_cluster if tile is None else tile)
+        m0, n0 = self.t.origin(self.t.my_cluster)
         per_block = self.per_mma // QUAD
         block, inside = piece // per_block, piece % per_block
         at_m, at_n = m0 + block * MMA_M + self._warp_row(0), n0 + inside * (2 * QUAD)

@@ -18,7 +18,6 @@ from ptxflow.compiler.ir.statements import KernelInfo
 from ptxflow.compiler.ir.storage import global_tensor, smem
 from ptxflow.compiler.kernels.gemm import decisions
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, SWAPPED_BLOCK, TMA
-from ptxflow.compiler.kernels.gemm.tail import PARTS, Share, Tail
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
 from ptxflow.compiler.layout import SmemTile
@@ -89,8 +88,8 @@ class Tiling:
         self.tiles_n = const(ceil_div(self.problem["N"], self.cluster_columns), "tiles_n")
         # from the run-time M
         self.tiles_m = (param("M") + (self.cluster_rows - 1)) // self.cluster_rows
-        self.tiles = self.tiles_m * self.tiles_n
-        mine = (self.tiles + self.clusters - 1 - self.my_cluster) // self.clusters
+        tiles = self.tiles_m * self.tiles_n
+        mine = (tiles + self.clusters - 1 - self.my_cluster) // self.clusters
         self.my_tiles = mine if s.persistent else const(1)  # that this block computes
 
     def _steps(self, ctas: int) -> None:
@@ -98,23 +97,6 @@ class Tiling:
         all_k = const(ceil_div(self.problem["K"], self.s.tile_k), "k_trips")
         self.k_first = all_k * CTA_RANK // ctas if self.split else const(0)
         self.k_trips = all_k * (CTA_RANK + 1) // ctas - self.k_first if self.split else all_k
-        most, self.share = int(self.s.get("tail", 1)), None
-        size = self.cluster_size
-        if most > 1:  # this block computes parts of tiles, too
-            self.share = Share(Tail(self.tiles, all_k, self.clusters, size, most), self.my_cluster)
-            self.my_tiles = self.share.count
-
-    def steps(self, sequence: UOp) -> UOp:
-        """Of K, of this block's tile of that number."""
-        return self.share.steps(sequence) if self.share else self.k_trips
-
-    def steps_before(self, sequence: UOp) -> UOp:
-        """Of all tiles before it."""
-        return self.share.before(sequence) if self.share else sequence * self.k_trips
-
-    def is_whole(self, sequence: UOp) -> UOp | None:
-        """Whether its sums are those of all of K; None: always."""
-        return sequence < self.share.whole if self.share else None
 
     def each_tile(
         self, name: str, body: Callable[[UOp, UOp], None], first: Value = 0, step: int = 1
@@ -125,12 +107,11 @@ class Tiling:
             return
         j = var(f"tile_{name}")
         with repeat(j, self.my_tiles, start=first, step=step):
-            body(self.share.number(j) if self.share else self.my_cluster + j * self.clusters, j)
+            body(self.my_cluster + j * self.clusters, j)
 
     def drain(self, ring: Ring) -> UOp | None:
         """Before a thread that loads ends: peers release stages of this CTA until then."""
-        all_steps = self.share.all_steps if self.share else self.my_tiles * self.k_trips
-        return ring.drain(all_steps) if self.multicast else None
+        return ring.drain(self.my_tiles * self.k_trips) if self.multicast else None
 
     def origin(self, tile: UOp) -> tuple[UOp, UOp]:
         """Where a tile of this CTA begins along the M side and the N side of the MMA."""
@@ -222,11 +203,11 @@ class Tiling:
     def produce(self, ring: Ring, tile: UOp, sequence: UOp, begun: Value = 0) -> None:
         """All stages of a tile but those that were loaded before."""
         m0, n0 = self.origin(tile)
-        k, first = var("k_load"), self.share.first(sequence) if self.share else const(0)
-        use = self.steps_before(sequence) + k
-        with repeat(k, self.steps(sequence), start=begun):
+        k = var("k_load")
+        use = sequence * self.k_trips + k
+        with repeat(k, self.k_trips, start=begun):
             emit(ring.wait_empty(use))
-            self.load(ring, use, first + k, m0, n0)
+            self.load(ring, use, k, m0, n0)
 
     def _in_order(self, k: UOp) -> UOp:
         """The step of K that comes at k: clusters begin at the same one, or some steps apart."""
@@ -238,24 +219,20 @@ class Tiling:
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
         output = ("C_map", "map") if self.staged else ("C", "ptr")
-        inputs = ((name, "ptr") for name in (*self.inputs, *([PARTS] if self.share else [])))
+        inputs = ((name, "ptr") for name in self.inputs)
         return (("A_map", "map"), ("B_map", "map"), *inputs, output, ("M", "u32"))
-
-    @property
-    def launched(self) -> Expr:
-        """Clusters."""
-        tiles = f"-(-M // {self.cluster_rows}) * {self.tiles_n.arg[0]}"
-        most = self.device.sms // self.cluster_size
-        if not self.s.persistent:
-            return tiles
-        even = f"-(-({tiles}) // -(-({tiles}) // {most}))"
-        return f"min({most}, {tiles})" if self.s.get("grid", "full") == "full" else even
 
     def launch(self) -> Launch:
         """Grid, parameters and tensor maps as expressions over M."""
         shared = int(decisions.smem_bytes(self.s.fields(), self.device))
         n, k = self.problem["N"], self.problem["K"]
-        size, clusters = self.cluster_size, self.launched
+        size = self.cluster_size
+        tiles_n = self.tiles_n.arg[0]
+        tiles = f"-(-M // {self.cluster_rows}) * {tiles_n}"
+        clusters, most = tiles, self.device.sms // size
+        if self.s.persistent:
+            even = f"-(-({tiles}) // -(-({tiles}) // {most}))"
+            clusters = f"min({most}, {tiles})" if self.s.get("grid", "full") == "full" else even
 
         def over(name: str, rows: Expr, wide: int, unit: int = 1) -> Param:
             dims, pitch = (str(wide * unit), rows), (str(wide * ELEMENT),)

@@ -13,9 +13,7 @@ import numpy as np
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Fields, Problem, Wide, rule
 from ptxflow.compiler.kernels.gemm import decisions as listed
-from ptxflow.compiler.kernels.gemm.cost import left_over
 from ptxflow.compiler.kernels.gemm.decisions import DIRECT, SWAPPED_BLOCK, TMA
-from ptxflow.compiler.kernels.gemm.tail import MOST_K
 
 GROUPS = (*range(1, 17), *range(18, 33, 2))
 STEP = 8  # of tile_n
@@ -29,7 +27,6 @@ DECISIONS = (
     Decision("split_k", tuple(range(1, 9)), "CTAs of a cluster that share the K loop of a tile"),
     Decision("num_stages", tuple(range(2, 13)), "depth of the shared-memory ring"),
     Decision("raster_group", GROUPS, "rows of tiles walked together"),
-    Decision("tail", (1, 2, 3, 4, 6, 8), "clusters that share a tile behind the last wave", True),
     Decision("walk", ("rows", "columns"), "whose groups of tiles are walked together"),
     Decision("in_flight", (1, 0), "steps whose MMAs a warpgroup leaves unfinished (wgmma)"),
     Decision("promotion", (128, 256), "bytes that L2 fetches where it lacks a line of an operand"),
@@ -129,28 +126,6 @@ RULES = (
         "a grid is even where it is persistent",
         "persistent grid",
         lambda f, p, d: (f.grid == "full") | (f.persistent == 1),
-    ),
-    rule(
-        "clusters that share tiles are persistent, all there can be, and begin at the same K",
-        "persistent apart grid tail",
-        lambda f, p, d: (f.tail == 1) | ((f.persistent == 1) & (f.apart == 0) & (f.grid == "full")),
-    ),
-    rule(
-        "tiles are shared where they fill up to three quarters of the last wave",
-        "swap tile_m tile_n cluster tail",
-        lambda f, p, d: (f.tail == 1) | (left_over(f, p, d)[1] > 0),
-    ),
-    rule(
-        "who shares a tile has two steps of K or more, of K up to 2^20",
-        "tile_k tail",
-        lambda f, p, d: (
-            (f.tail == 1) | ((-(-p["K"] // f.tile_k) >= 2 * f.tail) & (p["K"] <= MOST_K))
-        ),
-    ),
-    rule(
-        "shared tiles are of a C with at most 2^32 elements",
-        "tail",
-        lambda f, p, d: (f.tail == 1) | (p["M"] * p["N"] < 2**32),
     ),
 )
 
