@@ -25,6 +25,9 @@ def kernel(p: Problem, s: Strategy, device: Device) -> hopper.Kernel | blackwell
     return make(Tiling(p, s, device), Plain())
 
 
+FAR = 37  # clusters, of which the last ones have greater numbers than lanes
+
+
 def build(p: Problem, s: Strategy, device: Device) -> UOp:
     """The lowered kernel; and another where clusters share tiles."""
     k = kernel(p, s, device)
@@ -117,11 +120,12 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """As many columns of tiles as have the same divisions; last tiles with one row of C, all of
-    them, and some of a warpgroup's second 64 (the trial's has some of a warp's second 8); two
-    raster groups of rows and a part of a third that lacks a row, by seven clusters, the last of
-    which has fewer tiles; a ring beyond its 32nd turn. Shared tiles: also one of eight; six of 14
-    by eight clusters, as many as three quarters of a wave; none of four by five, which is more."""
+    """As many columns of tiles as have the same divisions; last tiles with one row of C, of the
+    last of 37 clusters; with all of them, and some of a warpgroup's second 64 (the trial's has some
+    of a warp's second 8); two raster groups of rows and a part of a third that lacks a row, by
+    seven clusters, the last of which has fewer tiles; a ring beyond its 32nd turn. Shared tiles:
+    also one of eight; six of 14 by eight clusters, as many as three quarters of a wave; none of
+    four by five, which is more."""
     t = Tiling(p, s, device)
     step = s.split_k * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]
@@ -133,8 +137,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     left = {n: 4 * (s.raster_group + 1) % n for n in (7, 5, 6, 8)}  # of two columns
     most = next((n for n in left if left[n] and gains(left[n], n)), 7) if t.share else 7
     one, several, four = (clusters_of(t, n) if s.persistent else None for n in (1, most, 4))
+    far = clusters_of(t, FAR) if s.persistent else None
     sizes: tuple[Size, ...] = (
-        Size({"M": (1 + s.persistent) * rows + 1}, one),
+        Size({"M": (FAR - 1) * rows + 1}, far, (2,)),
         Size({"M": half + 5}, one),
         Size({"M": rows}, one),
         Size({"M": (2 * s.raster_group + 2) * rows - 1}, several),
