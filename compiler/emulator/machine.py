@@ -133,11 +133,12 @@ class Machine(Grid):
 
     def run(self, some: int = 0) -> Report:
         """Run all clusters of the grid, one after another, or `some`: the first, the last, and
-        others between; of -n, the first n."""
+        others between, and of one that in the middle; of -n, the first n."""
         count = math.prod(self.clusters)
         chosen: Iterable[int] = range(min(-some or count, count))
         if some > 0:
-            chosen = sorted({round(place) for place in np.linspace(0, count - 1, min(some, count))})
+            ends = (0, count - 1) if some > 1 else ((count - 1) // 2,) * 2
+            chosen = sorted({round(place) for place in np.linspace(*ends, min(some, count))})
         for index in chosen:
             with np.errstate(all="ignore"):  # NaN and infinity are values like others
                 self._run_cluster(index)

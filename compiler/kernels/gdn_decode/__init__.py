@@ -66,26 +66,19 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two key heads, or as many as have the same divisions; CTAs whose numbers are above a lane's;
-    where a CTA loops, some turns of few heads, and a ring beyond its 32nd turn."""
+    """All heads: CTAs whose numbers are above a lane's; where a CTA loops, one of 29 that takes
+    two tiles or more, and a ring beyond its 32nd turn."""
     k = Kernel(p, s, device)
-    heads = sorted({min(n, p["num_q_heads"]) for n in (2, 3, 4, 8)} | {p["num_q_heads"]})
-    shapes = tuple(
-        {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share}
-        if "num_k_heads" in dict(p.axes)
-        else {"num_q_heads": n, "num_v_heads": n * k.share}
-        for n in heads
-        if n * k.share % s.head_ctas == 0 or n == p["num_q_heads"]
-    )
-    n = max(3, WARP // (heads[0] * k.share * s.head_ctas) + 1)
+    heads = {name: n for name, n in p.axes if name.endswith("heads")}
+    n = max(3, WARP // k.tiles_per_row + 1)
     sizes = [Size({"batch_size": 1}, None, (2,), absent=True), Size({"batch_size": n}, None, (4,))]
     if k.loops:
-        sizes.append(Size({"batch_size": 2}, 29, (1,)))
+        sizes.append(Size({"batch_size": 2 * 29 // k.tiles_per_row + 1}, 29, (1,)))
         # one CTA of so many that each has as many steps as 34 turns of the ring take
         steps, each = 34 * k.stages, k.tiles_per_row * k.passes
         batch = max(2, -(-steps // each))
         sizes.append(Size({**dict(p.axes), "batch_size": batch}, batch * each // steps, (1,)))
-    return Trials(shapes, tuple(sizes))
+    return Trials((heads,), tuple(sizes))
 
 
 GDN_DECODE = Family.of(

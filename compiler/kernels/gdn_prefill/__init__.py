@@ -5,7 +5,6 @@ from __future__ import annotations
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.kernels.attention import few
 from ptxflow.compiler.kernels.gdn_prefill import cost, decisions
 from ptxflow.compiler.kernels.gdn_prefill.blackwell import Blackwell, BlackwellCarry
 from ptxflow.compiler.kernels.gdn_prefill.decisions import ONE, TWO, UNIT, heads_each
@@ -77,12 +76,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two key heads, or as many as have the same divisions; a few tokens; whole chunks behind a few
-    tokens, by heads of which a quotient and a remainder differ; several chunks."""
+    """All heads: a few tokens; whole chunks behind a few tokens, by heads of which a quotient and a
+    remainder differ; several chunks."""
     k = kernel(p, s, device)
-    shapes = tuple(
-        {"num_q_heads": n, "num_k_heads": n, "num_v_heads": n * k.share} for n in few(k.key_heads)
-    )
+    heads = {name: p[name] for name in ("num_q_heads", "num_k_heads", "num_v_heads")}
 
     def size(count: int, tokens: int, some: tuple[int, ...] = (), absent: bool = False) -> Size:
         axes = {"num_seqs": count, "len_cu_seqlens": count + 1, "total_seq_len": tokens}
@@ -93,7 +90,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         size(2, 2 * k.chunk + 3, (4,)),
         size(1, (2 * k.stages + 1) * k.chunk + 1, (1,)),
     )
-    return Trials(shapes, sizes)
+    return Trials((heads,), sizes)
 
 
 GDN_PREFILL = Family.of(
