@@ -13,7 +13,6 @@ from ptxflow.compiler.kernels.gemm.problem import SCHEMA
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm.wide import WIDE
 
-
 FAR = 37  # clusters, of which the last ones have greater numbers than lanes
 
 
