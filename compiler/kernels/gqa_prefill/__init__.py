@@ -145,10 +145,10 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions. Few queries beside many keys, of
     which the last ones see one turn of a ring more; sequences of several tiles, one behind a whole
     tile's queries and one a query short of that, of which a tile sees one tile of keys and the next
-    more; tiles of queries without a key; many sequences, few of which have tokens, behind a
-    tile of queries, whose look-up takes several steps; sequences, with keys and without, whose last rows are those of each
-    store of a warp; a full tile that sees one key more than fill a ring; a ring beyond its 32nd
-    turn; all parts. Of some blocks an odd number, so that they are of all heads.
+    more; tiles of queries without a key; many sequences behind one, few of which have tokens, and
+    whose look-up takes several steps; sequences, with keys and without, whose last rows are those
+    of each store of a warp; a full tile that sees one key more than fill a ring; a ring beyond its
+    32nd turn; all parts. Of some blocks an odd number, so that they are of all heads.
     """
     k = kernel(p, s, device)
     group, tile, asked = k.heads // k.kv_heads, k.tile_kv, k.tokens
