@@ -97,8 +97,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     spans = [max(ranked, topk + topk // 2), ranked + topk // 2 + 2 * page, 2 * s.span + 5]
 
     def size(batch: int, tokens: int) -> Size:
-        n = -(-tokens // page)
-        return Size({"batch_size": batch, "max_num_pages": n, "num_pages": batch * n + s.room})
+        n, spare = -(-tokens // page), 2 if batch > 2 else s.room
+        return Size({"batch_size": batch, "max_num_pages": n, "num_pages": batch * n + spare})
 
     sizes = [size(*n) for n in ((6, spans[0]), (2, ranked + 513), (4, spans[1]), (3, max(spans)))]
     swept = turn if turn <= MOST_SWEPT else turn - turn // int(s.loads)
