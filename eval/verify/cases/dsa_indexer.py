@@ -54,9 +54,11 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     keys[2::4][rng.random(keys[2::4].shape[:2]) < ZEROS] = 0
     scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
     if batch <= 2 and (count := _crowd(problem)):
-        best = problem["topk"] * batch // 2  # of a single sequence, others are chosen by position
+        most = (
+            problem["topk"] * batch // 2
+        )  # best ones; of a single sequence, others are chosen by position
         for b, length in enumerate(lens):
-            _crowded(q[b], weights[b], keys[b, :length], scales[b, :length], count, best, rng)
+            _crowded(q[b], weights[b], keys[b, :length], scales[b, :length], count, most, rng)
     if batch == 3:
         whole, mixed = slice(lens[0]), rng.permutation(lens[0])
         _crowded(q[0], weights[0], keys[0, whole], scales[0, whole], lens[0], 0, rng)
