@@ -54,9 +54,7 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     keys[2::4][rng.random(keys[2::4].shape[:2]) < ZEROS] = 0
     scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
     if batch <= 2 and (count := _crowd(problem)):
-        most = (
-            problem["topk"] * batch // 2
-        )  # best ones; of a single sequence, others are chosen by position
+        most = problem["topk"] * batch // 2  # of a single one, others are chosen by position
         for b, length in enumerate(lens):
             _crowded(q[b], weights[b], keys[b, :length], scales[b, :length], count, most, rng)
     if batch == 3:
