@@ -88,19 +88,19 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """The problem's own number of tokens to choose: sequences of which all are ranked, of more, and
-    of several spans; of a few tokens, and of as many as are chosen; two of one more than the list
-    has room for; a single one that takes two turns of a sweep, or, where these are long, all loads
-    of one."""
+    of several spans; of a few tokens, and of as many as are chosen; two, of which one more than
+    the list has room for are alike, some alone in a warp's tokens; a single one that takes two
+    turns of a sweep, or, where these are long, all loads of one."""
     page, topk = p["page_size"], p["topk"]
     turn = VECTOR * int(s.loads * s.threads * s.ctas)
     ranked = s.room * topk
     spans = [max(ranked, topk + topk // 2), ranked + topk // 2 + 2 * page, 2 * s.span + 5]
 
     def size(batch: int, tokens: int) -> Size:
-        pages = -(-tokens // page)
-        return Size({"batch_size": batch, "max_num_pages": pages, "num_pages": batch * pages + 2})
+        n, spare = -(-tokens // page), 2 if batch > 2 else s.room
+        return Size({"batch_size": batch, "max_num_pages": n, "num_pages": batch * n + spare})
 
-    sizes = [size(*n) for n in ((6, spans[0]), (2, ranked + 1), (4, spans[1]), (3, max(spans)))]
+    sizes = [size(*n) for n in ((6, spans[0]), (2, ranked + 513), (4, spans[1]), (3, max(spans)))]
     swept = turn if turn <= MOST_SWEPT else turn - turn // int(s.loads)
     if swept:
         sizes.append(size(1, max(swept, ranked + topk) + page + 9))

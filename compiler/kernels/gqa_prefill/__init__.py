@@ -145,10 +145,10 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions. Few queries beside many keys, of
     which the last ones see one turn of a ring more; sequences of several tiles, one behind a whole
     tile's queries and one a query short of that, of which a tile sees one tile of keys and the next
-    more; tiles of queries without a key; many sequences, few of which have tokens, and whose
-    look-up takes several steps; sequences, with keys and without, whose last rows are those of each
-    store of a warp; a full tile that sees one key more than fill a ring; a ring beyond its 32nd
-    turn; all parts. Of some blocks an odd number, so that they are of all heads.
+    more; tiles of queries without a key; many sequences behind one, few of which have tokens, and
+    whose look-up takes several steps; sequences, with keys and without, whose last rows are those
+    of each store of a warp; a full tile that sees one key more than fill a ring; a ring beyond its
+    32nd turn; all parts. Of some blocks an odd number, so that they are of all heads.
     """
     k = kernel(p, s, device)
     group, tile, asked = k.heads // k.kv_heads, k.tile_kv, k.tokens
@@ -172,7 +172,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         rows_of(p, (asked, 0), (3 * asked - 1, tile + asked - 1), (2 * asked, held)),
         Size(sized(p, 1, 2 * asked, turns * ring + 1), None, (*begun, 7)),
         size(3, 3 * asked + 6, 5),
-        size(35, 8, 8),
+        rows_of(p, (asked, 0), *((2, 3) if i % 8 == 1 else (0, i % 8 // 7) for i in range(34))),
         size(stores, rows, 60),
         Size(sized(p, stores, rows, 1)),
         size(1, 2, 34 * s.stages * tile, (1,)),

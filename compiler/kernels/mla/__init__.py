@@ -196,9 +196,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Heads of full size: two sequences whose last chunks, or parts under a query, have full tiles
     and one key, lack one or end elsewhere in a tile, after a chunk; made sums; where parts are few,
     sequences of several, and some that end anywhere in a tile; many, few of which have tokens, and
-    whose look-up takes several steps; a ring beyond its 32nd turn, in prefill under queries that
-    see one token of the last tile or none, which ends a last part that is a tile shorter, or an odd
-    number of tiles."""
+    whose look-up takes several steps (of parts, the first of each place); a ring beyond its 32nd
+    turn, in prefill under queries that see one token of the last tile or none, which ends a last
+    part that is a tile shorter, or an odd number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
@@ -206,6 +206,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, count, queries, tokens), None, some)
 
+    places, each = 34 + 12 // k.queries, k.cut * k.head_ctas
+    many = size(34, 12, 5 * page, (places, 8) if k.cut > 1 else ())
     turn = (2 * k.stages + 1) * k.tile + 3
     full = (k.chunk or 2 * k.stages * k.tile) + k.tile if k.decodes else max(4, k.cut) * k.tile
     chunk = ((1, k.chunk),) if k.chunk else ()
@@ -220,7 +222,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         *([size(3, 2 * k.queries + 3, turn * k.cut)] if few else []),
         *([size(4, 8 * k.queries, 4 * max(29, page))] if few else []),
         *([_later(p, k, int(s.sum_chunks))] if k.cut > 1 else []),
-        size(34, 12, 10 * page, (32, 8) if k.cut > 1 else ()),
+        replace(many, blocks=((places - 1) * each + 1, 0)) if k.cut > 1 else many,
         size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),
     )
     return Trials(({n: p[n] for n in constants},), sizes)

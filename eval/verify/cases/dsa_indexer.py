@@ -2,11 +2,11 @@
 
 Kernels choose the first of equal tokens, and order them so. Rows of the batch are of four kinds in
 turn: scores of all sizes; the same for a sequence of few tokens or none; negative ones and some
-that are zero, as their keys are; and equal ones. A single sequence has few scores that are not
-zero, its last tokens among them; of two, in each a token more than a list has room for has a score
-of the same first digits; of three, the first has its best in the last of a lane's bins, which hold
-all. The last token is one of the best; what lies behind it in its page is better, and past that
-NaN, or the page of another.
+that are zero, as their keys are; and equal ones. In a single sequence, and each of two, a token
+more than a list has room for, as many times topk as there are spare pages, has a score of the same
+first digits: alone in a warp's tokens, of a lane's each in turn, where there are so many. Of three,
+the first has its best in the last of a lane's bins, which hold all. The last token is one of the
+best; what lies behind it in its page is better, and past that NaN, or the page of another.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ SCALES = (0.5, 1.0, 2.0, 4.0, -1.0)
 FEW = 5
 BEYOND = 2.0
 ZEROS = 1 / 16  # of the tokens of a sequence of negative scores
-LAST = 16  # tokens of a single sequence that keep their scores
-ROOMS = (4, 2, 1)  # times the number that is chosen, what a list may have room for
-#: scores of others and of nearly all that a list may have room for: one digit alike, or two
-CROWD, BEST = (1.0, 1 + 2.0**-4), 1 + 2.0**-4 + 2.0**-20
-STEPS = (1.5, 7), (1.875, 5)  # scores above those of others, of quarters of what is chosen
+#: scores of others, and of nearly all that a list has room for: no digit alike, one, or two
+LONELY, CROWD, BEST = 0.5, (1.0, 1 + 2.0**-4), 1 + 2.0**-4 + 2.0**-20
+LANE, WARP = 4, 128  # tokens that one loads at a time
+STEPS = (1.0, 1 << 20), (1.5, 7), (1.875, 5)  # scores, of quarters of what is chosen
 
 
 def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) -> Case:
@@ -53,18 +52,14 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     weights[3::4] = 0
     keys = rng.integers(-3, 4, (batch, width * page, dim)).astype(np.float32)
     keys[2::4][rng.random(keys[2::4].shape[:2]) < ZEROS] = 0
-    if batch == 1:
-        some = max(problem["topk"] // 2 - LAST, problem["topk"] // 4)
-        keys[0, rng.permutation(lens[0] - LAST)[some:]] = 0
     scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
-    if batch == 2 and (count := _crowd(problem)):
+    if batch <= 2 and (count := _crowd(problem)):
+        most = problem["topk"] * batch // 2  # of a single one, others are chosen by position
         for b, length in enumerate(lens):
-            _crowded(
-                q[b], weights[b], keys[b, :length], scales[b, :length], count, problem["topk"], rng
-            )
+            _crowded(q[b], weights[b], keys[b, :length], scales[b, :length], count, most, rng)
     if batch == 3:
         whole, mixed = slice(lens[0]), rng.permutation(lens[0])
-        _crowded(q[0], weights[0], keys[0, whole], scales[0, whole], 0, problem["topk"], rng)
+        _crowded(q[0], weights[0], keys[0, whole], scales[0, whole], lens[0], 0, rng)
         for step, quarters in STEPS:
             scales[0, mixed[: quarters * problem["topk"] // 4]] = step
     cache = np.full((problem["num_pages"], page_bytes(problem)), NAN_BYTE, np.uint8)
@@ -102,21 +97,28 @@ def _lengths(problem: Problem) -> list[int]:
 
 
 def _crowd(problem: Problem) -> int:
-    """One more than the most that a list may have room for, of what a sequence can hold; or 0."""
-    most, topk = problem["max_num_pages"] * problem["page_size"], problem["topk"]
-    return next((room * topk + 1 for room in ROOMS if room * topk < most), 0)
+    """One more than a list has room for, if a sequence can hold it; or 0."""
+    most = problem["max_num_pages"] * problem["page_size"]
+    room = problem["num_pages"] - problem["batch_size"] * problem["max_num_pages"]
+    return count if 1 < (count := room * problem["topk"] + 1) <= most else 0
 
 
 def _crowded(
-    q: Values, weights: Values, keys: Values, scales: Values, count: int, topk: int,
+    q: Values, weights: Values, keys: Values, scales: Values, count: int, best: int,
     rng: np.random.Generator,
 ) -> None:  # fmt: skip
     """Of `count` tokens scores are nearly the same, above all others; those of the best come first
     and last among them, so that none is left out whoever comes last."""
-    some = np.sort(rng.permutation(len(keys))[:count])
     q[:, 0], weights[:], keys[:] = 1, np.arange(len(weights)) == 0, np.arange(keys.shape[1]) == 0
-    scales[:], scales[some] = CROWD
-    scales[some[: topk // 2]] = scales[some[topk // 2 - topk :]] = BEST
+    scales[:], size = CROWD[0], len(keys)
+    warps = np.arange((size - 1) // WARP)  # of full ones, but for the last token's
+    warps = warps[np.argsort(warps // LANE % 2, kind="stable")][: (size - count) // (WARP - 1)]
+    scales[warps[:, None] * WARP + np.arange(WARP)] = LONELY
+    alone = warps * WARP + 7 * warps % (WARP // LANE) * LANE + warps % LANE
+    others = rng.permutation(np.flatnonzero(scales[:-1] == CROWD[0]))
+    some = np.sort(np.concatenate([others, alone, [size - 1]])[-count:])
+    scales[some] = CROWD[1]
+    scales[some[: best // 2]] = scales[some[best // 2 - best :]] = BEST
 
 
 def _scores(q: Values, weights: Values, keys: Values, scales: Values) -> Values:
