@@ -14,13 +14,13 @@ from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import AssemblyError, CompileError, IllegalStrategy
 from ptxflow.compiler.family import Family, Problem, Strategy, Trip
-from ptxflow.compiler.ir import Op, UOp, walk
+from ptxflow.compiler.ir import Op, Statement, walk
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.processes import Processes
 
 Job = tuple[Problem, Strategy]
-Validator = Callable[[UOp, Sequence[Trip], Device], list[str]]
+Validator = Callable[[Statement, Sequence[Trip], Device], list[str]]
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def finish(draft: Draft, assembly: Assembly, report: SassReport) -> CompiledKern
     )
 
 
-def techniques(kernel: UOp) -> tuple[str, ...]:
+def techniques(kernel: Statement) -> tuple[str, ...]:
     """Names of sass_signatures.json that the machine code must show, from the atoms used."""
     found: set[str] = set()
     for _, node in walk(kernel):

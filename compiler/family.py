@@ -19,7 +19,7 @@ import numpy as np
 from ptxflow.compiler.device import Device
 
 if TYPE_CHECKING:
-    from ptxflow.compiler.ir import UOp
+    from ptxflow.compiler.ir import Statement
     from ptxflow.compiler.launch import Launch
 
 Choice = int | str
@@ -385,7 +385,7 @@ class Model(Protocol):
 class Kernels(NamedTuple):
     """What a family does with a legal strategy: see `Family`."""
 
-    build: Callable[[Problem, Strategy, Device], UOp]
+    build: Callable[[Problem, Strategy, Device], Statement]
     trips: Callable[[Problem, Strategy, Device], list[Trip]]
     launch: Callable[[Problem, Strategy, Device], Launch]
     trial: Callable[[Problem, Strategy, Device], Trial]
@@ -409,7 +409,7 @@ class Family:
     problem: Callable[[Mapping[str, Any], Mapping[str, int]], Problem]
     resources: Callable[[Fields, Problem, Device], Resources]
     demand: Callable[[Fields, Problem, Device], Demand]
-    build: Callable[[Problem, Strategy, Device], UOp]
+    build: Callable[[Problem, Strategy, Device], Statement]
     trips: Callable[[Problem, Strategy, Device], list[Trip]]
     launch: Callable[[Problem, Strategy, Device], Launch]
     trial: Callable[[Problem, Strategy, Device], Trial]

@@ -9,23 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ptxflow.compiler.atoms import at, atom
-from ptxflow.compiler.ir.nodes import WARP, Op, UOp, const
-from ptxflow.compiler.ir.statements import (
-    Body,
-    KernelInfo,
-    Role,
-    body_of,
-    elect,
-    flatten,
-    kernel,
-    kernels_of,
-    program,
-    role,
-    walk,
-    when,
-    with_body,
-)
-from ptxflow.compiler.ir.storage import slot, smem
+from ptxflow.compiler.ir import Body, Role, elect, flatten, kernel, program, role, slot, smem
+from ptxflow.compiler.ir.nodes import WARP, Op, Statement, Storage, const
+from ptxflow.compiler.ir.statements import KernelInfo, body_of, kernels_of, walk, when, with_body
 
 TILE_ALIGN = 1024
 
@@ -34,15 +20,15 @@ TILE_ALIGN = 1024
 class Layout:
     """Where storage lies: byte offsets in shared memory, columns in TMEM; totals of both."""
 
-    smem: dict[UOp, int]
+    smem: dict[Storage, int]
     smem_bytes: int
-    tmem: dict[UOp, int]
+    tmem: dict[Storage, int]
     tmem_columns: int
 
 
 def layout(info: KernelInfo) -> Layout:
     """Barriers and small buffers share the first KiB; tiles follow, each on its alignment."""
-    offsets: dict[UOp, int] = {}
+    offsets: dict[Storage, int] = {}
     at_byte = 0
     shared = [s for s in info.storage if s.op in (Op.SMEM, Op.MBAR)]
     for storage in sorted(shared, key=lambda s: s.arg.align >= TILE_ALIGN):
@@ -50,7 +36,7 @@ def layout(info: KernelInfo) -> Layout:
         at_byte = -(-at_byte // align) * align
         offsets[storage] = at_byte
         at_byte += storage.arg.size * storage.arg.stages
-    columns: dict[UOp, int] = {}
+    columns: dict[Storage, int] = {}
     at_column = 0
     for storage in info.storage:
         if storage.op is Op.TMEM:
@@ -65,7 +51,7 @@ def launch_registers(threads: int) -> int:
     return 65536 // threads // 8 * 8
 
 
-def finish(info: KernelInfo, *body: Body, drained: bool = False, meet: bool = True) -> UOp:
+def finish(info: KernelInfo, *body: Body, drained: bool = False, meet: bool = True) -> Statement:
     """The kernel with its derived prologue and teardown; `body` is roles, and barriers between.
 
     `drained`: when its roles end, warp 0 has seen every access to TMEM complete, so that a single
@@ -87,13 +73,13 @@ def finish(info: KernelInfo, *body: Body, drained: bool = False, meet: bool = Tr
     return kernel(info, before, [_with_registers(s, threads) for s in flatten(body)], after)
 
 
-def _cluster_sync(release: bool = False) -> list[UOp]:
+def _cluster_sync(release: bool = False) -> list[Statement]:
     """Relaxed where it hands over initialised barriers, or lives, and no data: a release waits for
     every store of the block to reach the whole GPU."""
     return [at.cluster_arrive(order="release" if release else "relaxed"), at.cluster_wait()]
 
 
-def _prologue(info: KernelInfo, allocate: list[UOp]) -> list[UOp]:
+def _prologue(info: KernelInfo, allocate: list[Statement]) -> list[Statement]:
     bars = [slot(b, i) for b in info.storage if b.op is Op.MBAR for i in range(b.arg.stages)]
     if not bars and not allocate:
         return []  # CTAs of a cluster meet before they access each other: the validator checks it
@@ -106,7 +92,7 @@ def _prologue(info: KernelInfo, allocate: list[UOp]) -> list[UOp]:
     return [init, *_cluster_sync(), *allocate, *_cluster_sync(release=True)]
 
 
-def _allocate(info: KernelInfo, address: UOp, columns: int) -> list[UOp]:
+def _allocate(info: KernelInfo, address: Storage, columns: int) -> list[Statement]:
     group = info.cta_group
     return [
         when(
@@ -117,7 +103,7 @@ def _allocate(info: KernelInfo, address: UOp, columns: int) -> list[UOp]:
     ]
 
 
-def _release(info: KernelInfo, columns: int, drained: bool, meet: bool) -> list[UOp]:
+def _release(info: KernelInfo, columns: int, drained: bool, meet: bool) -> list[Statement]:
     sync = _cluster_sync(release=True) if meet else [] if drained else [at.cta_sync()]
     free = when(
         WARP.eq(0),
@@ -127,7 +113,7 @@ def _release(info: KernelInfo, columns: int, drained: bool, meet: bool) -> list[
     return [*sync, free]
 
 
-def _with_registers(node: UOp, threads: int) -> UOp:
+def _with_registers(node: Statement, threads: int) -> Statement:
     if node.op is not Op.ROLE or not node.arg.regs:
         return node
     spec: Role = node.arg
@@ -136,7 +122,7 @@ def _with_registers(node: UOp, threads: int) -> UOp:
     return role(spec, change, *node.src)
 
 
-def chained(lowered: UOp, constant: tuple[str, ...]) -> UOp:
+def chained(lowered: Statement, constant: tuple[str, ...]) -> Statement:
     """A lowered kernel or program whose call may begin before what is in the stream has ended: its
     first kernel waits before it accesses tensors but the `constant` ones, and its last lets the
     next call begin. A kernel that is chained already is left alone."""
@@ -147,12 +133,12 @@ def chained(lowered: UOp, constant: tuple[str, ...]) -> UOp:
     ahead = next((i for i, s in enumerate(body) if _meets_memory(s)), len(body))
     first = with_body(kernels[0], (*body[:ahead], at.grid_wait(), *body[ahead:]))
     info = replace(first.arg, dependent=True, chained=constant)
-    kernels[0] = UOp(first.op, first.src, info, first.site)
+    kernels[0] = Statement(first.op, first.src, info, first.site)
     kernels[-1] = with_body(kernels[-1], (at.grid_launch_dependents(), *body_of(kernels[-1])))
     return kernels[0] if lowered.op is Op.KERNEL else program(*kernels)
 
 
-def _meets_memory(statement: UOp) -> bool:
+def _meets_memory(statement: Statement) -> bool:
     """Whether it, or one inside, has to do with global memory, or lets the next launch begin."""
     return any(
         {"map", "global"} & {kind for _, kind in atom(node.arg.atom).operands}
@@ -162,6 +148,6 @@ def _meets_memory(statement: UOp) -> bool:
     )
 
 
-def single(*statements: UOp) -> UOp:
+def single(*statements: Statement) -> Statement:
     """The statements, run by one elected lane of each warp."""
     return elect(const(1), *flatten(list(statements)))

@@ -12,7 +12,7 @@ import pytest
 
 from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.family import Family, Fields, Problem, Strategy
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import family
 from ptxflow.env.space import Space, enumerate_space
 
@@ -83,7 +83,7 @@ class Ordered:
     missed: int | None = None  # of those in `free`; None: these are not left out
     least: int = 1
     kept: int = 0
-    others: Callable[[UOp], bool] = lambda node: True
+    others: Callable[[Statement], bool] = lambda node: True
     kernels: tuple[int | str, ...] | None = None  # of a program, by number or name; None: all
     last_trips: int = 0  # so many trip classes from the last; 0: all
     once: bool = False  # one of all statements of a site

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import ALIKE, each
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 
 
-def _in_turn(use: UOp) -> bool:
+def _in_turn(use: Statement) -> bool:
     return all(use.src[0].arg % s.arg == 0 for s in use.src[1:] if s.arg)
 
 
@@ -30,11 +30,10 @@ def arithmetic(
 
 arithmetic("copy", "dst src", "mov.b32 {dst}, {src};", "9.7.9.3 mov", ALIKE)
 instruction(
-    "sum_f32(dst: frag w, a b: frag r)",
+    "sum_f32(dst: frag w, a b: frag r, sat: str='')",
     each("add.rn{sat}.f32 {dst}, {a}, {b};"),
     "9.7.3.3 add; sat: between 0 and 1, and NaN gives 0",
     (_TURNS,),
-    defaults=(("sat", ""),),
 )
 instruction(
     "add_f32(dst: frag*n rw, src: frag*n r)", each("add.f32 {dst}, {dst}, {src};"), "9.7.3.3 add"
@@ -85,7 +84,7 @@ arithmetic(
 
 
 instruction(
-    "fma_constants(dst: frag*n w, src: frag*n r)",
+    "fma_constants(dst: frag*n w, src: frag*n r, factor summand: int)",
     each("fma.rn.f32 {dst}, {src}, 0f{factor:08X}, 0f{summand:08X};"),
     "9.7.3.7 fma: times a constant plus a constant, given as float32 bits",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.common import _ISA_TMA, _TMA_RULES
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 
 _KINDS = {"f16": "tcgen05.mma f16/bf16/tf32", "f8f6f4": "tcgen05.mma f8f6f4/mxf8"}
 _COLUMNS = Rule(
@@ -13,14 +13,14 @@ _COLUMNS = Rule(
 )
 
 instruction(
-    "tmem_alloc(address: smem w) warp sm_100a -> tmem_alloc",
+    "tmem_alloc(address: smem w, columns cta_group: int) warp sm_100a -> tmem_alloc",
     "tcgen05.alloc.cta_group::{cta_group}.sync.aligned.shared::cta.b32 [{address}], {columns};",
     "9.7.16.7.1 tcgen05.alloc",
     sass=("tcgen05.alloc",),
     rules=(_COLUMNS,),
 )
 instruction(
-    "tmem_relinquish() warp sm_100a -> tmem_relinquish",
+    "tmem_relinquish(cta_group: int) warp sm_100a -> tmem_relinquish",
     "tcgen05.relinquish_alloc_permit.cta_group::{cta_group}.sync.aligned;",
     "9.7.16.7.1 tcgen05.relinquish_alloc_permit",
 )
@@ -30,14 +30,14 @@ instruction(
     "9.7.9.8 ld",
 )
 instruction(
-    "tmem_dealloc() warp sm_100a -> tmem_dealloc",
+    "tmem_dealloc(columns cta_group: int) warp sm_100a -> tmem_dealloc",
     "tcgen05.dealloc.cta_group::{cta_group}.sync.aligned.b32 %tmem, {columns};",
     "9.7.16.7.1 tcgen05.dealloc",
     rules=(_COLUMNS,),
 )
 
 
-def _mma_text(use: UOp, text: dict[str, str], a: str) -> str:
+def _mma_text(use: Statement, text: dict[str, str], a: str) -> str:
     return (
         f"tcgen05.mma.cta_group::{use.arg.attr('cta_group')}.kind::{use.arg.attr('kind')} "
         f"[{text['d_reg']}], {a}, {text['b']}, {use.arg.attr('idesc')}, "
@@ -45,18 +45,17 @@ def _mma_text(use: UOp, text: dict[str, str], a: str) -> str:
     )
 
 
-def _step_of_n(use: UOp) -> int:
+def _step_of_n(use: Statement) -> int:
     """M is in bits 24 and up of the instruction descriptor, by 16 (9.7.16.4.2)."""
     group: int = use.arg.attr("cta_group")
     return 8 if group == 1 and use.arg.attr("idesc") >> 24 == 64 >> 4 else 16 * group
 
 
 instruction(
-    "tcgen05_mma(d: tmem rw tensor tcgen05, a b: desc r tensor tcgen05, accumulate: value) one "
-    "sm_100a -> mma",
+    "tcgen05_mma(d: tmem rw tensor tcgen05, a b: desc r tensor tcgen05, accumulate: value, "
+    "cta_group idesc: int, kind: str='f16') one sm_100a -> mma",
     lambda use, t: _mma_text(use, t, t["a"]),
     "9.7.16.10.9 tcgen05.mma; one thread issues for the CTA, or for the pair",
-    defaults=(("kind", "f16"),),
     sass=lambda u: (
         (_KINDS[u.arg.attr("kind")],)
         + (("tcgen05.mma cta_group::2",) if u.arg.attr("cta_group") == 2 else ())
@@ -72,10 +71,9 @@ instruction(
 
 instruction(
     "tcgen05_mma_held(d: tmem rw tensor tcgen05, a: tmem*8 r tensor tcgen05, b: desc r tensor "
-    "tcgen05, accumulate: value) one sm_100a -> mma",
+    "tcgen05, accumulate: value, cta_group idesc: int, kind: str='f16') one sm_100a -> mma",
     lambda use, t: _mma_text(use, t, f"[{t['a_reg']}]"),
     "9.7.16.10.9 tcgen05.mma, A in tensor memory: a row a lane, two elements along K a column",
-    defaults=(("kind", "f16"),),
     sass=("tcgen05.mma f16/bf16/tf32", "tcgen05.mma A from TMEM"),
     rules=(
         Rule("N is 16..256 in steps of 16", lambda u: u.src[0].arg in range(16, 257, 16)),
@@ -84,7 +82,7 @@ instruction(
 )
 
 
-def _commit_text(use: UOp, text: dict[str, str]) -> str:
+def _commit_text(use: Statement, text: dict[str, str]) -> str:
     group, mask = use.arg.attr("cta_group"), use.arg.attr("mask")
     head = f"tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster"
     if not mask:
@@ -93,15 +91,14 @@ def _commit_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "tcgen05_commit(bar: mbar) one sm_100a orders -> tcgen05_commit",
+    "tcgen05_commit(bar: mbar, cta_group: int=1, mask: int=0) one sm_100a orders -> tcgen05_commit",
     _commit_text,
     "9.7.16.12.1 tcgen05.commit; tracks the issuing thread's earlier tcgen05 operations",
     sass=("tcgen05.commit",),
-    defaults=(("cta_group", 1), ("mask", 0)),
 )
 
 
-def _ld_text(use: UOp, text: dict[str, str]) -> str:
+def _ld_text(use: Statement, text: dict[str, str]) -> str:
     shape = use.arg.attr("shape")
     count = use.src[0].arg // (4 if shape == "16x256b" else 1)
     split = f", {use.arg.attr('split')}" if use.arg.attr("split") else ""
@@ -112,8 +109,8 @@ def _ld_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "tcgen05_ld(dst: frag*1|2|4|8|16|32|64|128 w generic ld, src: tmem r tensor ld, lane: "
-    "value) warp sm_100a",
+    "tcgen05_ld(dst: frag*1|2|4|8|16|32|64|128 w generic ld, src: tmem r tensor ld, lane: value, "
+    "shape: str, split: int?) warp sm_100a",
     _ld_text,
     "9.7.16.8.1 tcgen05.ld; `lane` is the warp's lane quarter, in bits 16 and up",
     sass=("tcgen05.ld",),
@@ -125,7 +122,7 @@ instruction(
 )
 
 
-def _st_text(use: UOp, text: dict[str, str]) -> str:
+def _st_text(use: Statement, text: dict[str, str]) -> str:
     shape = use.arg.attr("shape")
     count = use.src[1].arg // _ST_COLUMNS[shape]
     return (
@@ -139,11 +136,10 @@ _ST_COLUMNS = {"32x32b": 1, "16x128b": 2}  # for a register of each lane
 
 instruction(
     "tcgen05_st(dst: tmem*1|2|4|8|16|32|64|128 w tensor st, src: frag*1|2|4|8|16|32|64|128 r, "
-    "lane: value) warp sm_100a",
+    "lane: value, shape: str='32x32b') warp sm_100a",
     _st_text,
     "9.7.16.8.2 tcgen05.st: register i of a lane to column i of its row, or 16x128b: as mma.sync "
     "has pairs of 16 bits; `lane` is where the warp's lanes begin, in bits 16 and up",
-    defaults=(("shape", "32x32b"),),
     sass=("tcgen05.st",),
     rules=(
         Rule(
@@ -169,8 +165,8 @@ instruction(
     "9.7.16.11 tcgen05.fence",
 )
 instruction(
-    "tma_gather4(dst: smem w async mbar, map: map, c0 r0 r1 r2 r3: value, bar: mbar) one "
-    "sm_100a -> tma_load",
+    "tma_gather4(dst: smem w async mbar, map: map, c0 r0 r1 r2 r3: value, bar: mbar, box: pair, "
+    "element: int, apart: bool?) one sm_100a -> tma_load",
     "cp.async.bulk.tensor.2d.shared::cluster.global.tile::gather4.mbarrier::complete_tx::bytes "
     "[{dst}], [{map}, {{{c0}, {r0}, {r1}, {r2}, {r3}}}], [{bar}];",
     _ISA_TMA + ", tile::gather4: part of four rows, signed, side by side; zeros outside",

@@ -17,12 +17,12 @@ from ptxflow.compiler.atoms.reductions import (
 )
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import pieces, scoped
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 
 SLOT, TALLY, SHARE = 8, 4, 4  # bytes
 
 
-def _sift_text(use: UOp, text: dict[str, str]) -> str:
+def _sift_text(use: Statement, text: dict[str, str]) -> str:
     attr, src, begun = use.arg.attr, pieces(text["src"]), text["accumulate"]
     size, slots, peers = attr("group"), attr("slots"), attr("peers")
     high, low = pieces(text["window"])
@@ -104,12 +104,12 @@ def _list_group(group: list[str], text: dict[str, str], space: str, slots: int) 
 
 
 instruction(
-    "sift(list: smem w, tally: smem*4 w, shares: smem w, overflow: smem a, count: frag rw, "
-    "src: frag r, window: frag*2 r, segment chunk accumulate rank: value) warp",
+    "sift(list: smem w, tally: smem*4 w, shares: smem w, overflow: smem a, count: frag rw, src: "
+    "frag r, window: frag*2 r, segment chunk accumulate rank: value, group peers slots: int, "
+    "unread: str='count') warp",
     _sift_text,
     "9.7.9.11 st.shared::cluster: a segment's candidates, their number and its share into the "
     "leader; a group in which no lane has an element that may be kept is skipped by a vote",
-    defaults=(("unread", "count"),),
     rules=(
         Rule("whole groups", lambda u: u.src[5].arg % u.arg.attr("group") == 0),
         Rule("a list has its slots", lambda u: u.src[0].arg == SLOT * u.arg.attr("slots")),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 
 
-def _box_bytes(use: UOp) -> bool:
+def _box_bytes(use: Statement) -> bool:
     columns, rows = use.arg.attr("box")
     return bool(use.src[0].arg == columns * rows * use.arg.attr("element"))
 
@@ -31,29 +31,27 @@ _NAMED_RULES = (
     Rule("it counts whole warps", lambda u: u.arg.attr("threads") % 32 == 0),
 )
 instruction(
-    "named_sync() warp orders -> named_sync",
+    "named_sync(id threads: int) warp orders -> named_sync",
     "bar.sync {id}, {threads};",
     "9.7.13.1 barrier.sync",
     rules=_NAMED_RULES,
 )
 instruction(
-    "named_arrive() warp orders -> named_arrive",
+    "named_arrive(id threads: int) warp orders -> named_arrive",
     "bar.arrive {id}, {threads};",
     "9.7.13.1 barrier.arrive: hands over without waiting; others bar.sync on the same barrier",
     sass=("bar.arrive",),
     rules=_NAMED_RULES,
 )
 instruction(
-    "warp_sync(mask: value) warp orders -> warp_sync",
+    "warp_sync(mask: value=0xFFFFFFFF) warp orders -> warp_sync",
     "bar.warp.sync {mask};",
     "9.7.13.2 bar.warp.sync: orders memory accesses among the lanes, which are all of the warp",
-    defaults=(("mask", 0xFFFFFFFF),),
 )
 instruction(
-    "cluster_arrive() cluster orders -> cluster_arrive",
+    "cluster_arrive(order: str='release') cluster orders -> cluster_arrive",
     "barrier.cluster.arrive.{order}.aligned;",
     "9.7.13.3 barrier.cluster; relaxed: hands over initialised barriers and lives, no data",
-    defaults=(("order", "release"),),
 )
 instruction(
     "cluster_wait() cluster orders -> cluster_wait",
@@ -61,14 +59,13 @@ instruction(
     "9.7.13.3 barrier.cluster",
 )
 instruction(
-    "mbar_wait(bar: mbar, parity: value) any orders -> mbar_wait",
+    "mbar_wait(bar: mbar, parity: value, acquire: str='') any orders -> mbar_wait",
     "WAIT_{uid}:\nmbarrier.try_wait.parity{acquire}.shared::cta.b64 %pw, [{bar}], {parity};\n"
     "@!%pw bra WAIT_{uid};",
     "9.7.13.15.16 mbarrier.try_wait (may return false: always loop); acquire.cluster: takes over "
     "what a peer released",
     sass=("mbarrier.try_wait",),
     label=True,
-    defaults=(("acquire", ""),),
 )
 instruction(
     "mbar_arrive(bar: mbar) any orders -> mbar_arrive",
@@ -76,14 +73,13 @@ instruction(
     "9.7.13.15.13 mbarrier.arrive",
 )
 instruction(
-    "mbar_arrive_peer(bar: mbar, rank: value) any orders -> mbar_arrive",
+    "mbar_arrive_peer(bar: mbar, rank: value, order: str='relaxed') any orders -> mbar_arrive",
     "mapa.shared::cluster.u32 %ra, {bar_reg}, {rank};\n"
     "mbarrier.arrive.{order}.cluster.shared::cluster.b64 _, [%ra];",
     "9.7.13.15.13 mbarrier.arrive; relaxed: hands back completed asynchronous reads, no data",
-    defaults=(("order", "relaxed"),),
 )
 instruction(
-    "mbar_arrive_expect(bar: mbar) one orders -> mbar_arrive",
+    "mbar_arrive_expect(bar: mbar, bytes: int) one orders -> mbar_arrive",
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [{bar}], {bytes};",
     "9.7.13.15.13 mbarrier.arrive.expect_tx",
     sass=("mbarrier.arrive.expect_tx",),
@@ -98,7 +94,7 @@ _TMA_RULES = (
 _ISA_TMA = "9.7.9.27 cp.async.bulk.tensor"
 
 
-def _load_text(use: UOp, text: dict[str, str]) -> str:
+def _load_text(use: Statement, text: dict[str, str]) -> str:
     head = "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
     where = f"[{text['dst']}], [{text['map']}, {{{text['c0']}, {text['c1']}}}]"
     if use.arg.attr("cta_group") == 2:
@@ -109,20 +105,20 @@ def _load_text(use: UOp, text: dict[str, str]) -> str:
     return f"mov.b16 %rh, {mask};\n{head}.multicast::cluster {where}, %rh;"
 
 
-def _load_sass(use: UOp) -> tuple[str, ...]:
+def _load_sass(use: Statement) -> tuple[str, ...]:
     if use.arg.attr("cta_group") == 2:
         return ("TMA load cta_group::2",)
     return ("TMA tensor load" + " multicast" * bool(use.arg.attr("mask")),)
 
 
 instruction(
-    "tma_load(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar) one -> tma_load",
+    "tma_load(dst: smem w async mbar, map: map, c0 c1: value, bar: mbar, box: pair, element: int, "
+    "cta_group: int?, apart leader: bool?, mask: int=0) one -> tma_load",
     _load_text,
     _ISA_TMA + "; with a mask to the same offsets of data and barrier in every CTA of it; of a "
     "pair, cta_group::2, the barrier is the even CTA's (rank bit 0 is cleared)",
     sass=_load_sass,
     rules=_TMA_RULES,
-    defaults=(("mask", 0),),
 )
 instruction(
     "prefetch_map(map: map) one",
@@ -131,24 +127,23 @@ instruction(
     sass=("prefetch.tensormap",),
 )
 instruction(
-    "tma_store(src: smem r async bulk, map: map, c0 c1: value, tile: global w async bulk) one",
+    "tma_store(src: smem r async bulk, map: map, c0 c1: value, tile: global w async bulk, box: "
+    "pair, element: int) one",
     "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [{map}, {{{c0}, {c1}}}], [{src}];",
     _ISA_TMA,
     sass=("TMA tensor store",),
     rules=_TMA_RULES,
 )
 instruction(
-    "bulk_commit() one orders -> commit",
+    "bulk_commit(pipe: str='bulk') one orders -> commit",
     "cp.async.bulk.commit_group;",
     "9.7.9.28.1 cp.async.bulk.commit_group",
-    defaults=(("pipe", "bulk"),),
     sass=("bulk commit_group",),
 )
 instruction(
-    "bulk_wait_read() one orders -> wait_group",
+    "bulk_wait_read(pending: int=0, pipe: str='bulk') one orders -> wait_group",
     "cp.async.bulk.wait_group.read {pending};",
     "9.7.9.28.2 cp.async.bulk.wait_group: the sources have been read",
-    defaults=(("pending", 0), ("pipe", "bulk")),
 )
 instruction(
     "fence_proxy_async() any orders -> fence_proxy_async",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import CACHED, PREFETCHED, Text, written
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 
 WORD, CHUNK = 4, 16  # bytes of a lane
 LINE, BLOCK = 128, 1024  # bytes of eight lanes, and of eight lines
@@ -24,7 +24,7 @@ def _copied(*address: str) -> Text:
     of 1 KiB, from consecutive lines. Addresses are those of the first block, plus constants."""
     source = written("", *address)
 
-    def write(use: UOp, text: dict[str, str]) -> str:
+    def write(use: Statement, text: dict[str, str]) -> str:
         ahead, first, every = *map(use.arg.attr, ("prefetch", "first")), text["inside"] == "1"
         hint, size = (f".L2::{ahead}B" if ahead else ""), "16" if every else "16, %rb"
         lines = [] if every else [f"selp.u32 %rb, 16, 0, {text['inside']};"]
@@ -37,7 +37,7 @@ def _copied(*address: str) -> Text:
     return write
 
 
-def _wide(use: UOp) -> bool:
+def _wide(use: Statement) -> bool:
     size, first = use.src[0].arg, use.arg.attr("first")
     return bool(size == 32 * CHUNK if first is None else size % BLOCK == 0)
 
@@ -50,32 +50,30 @@ _word = written(
     "{inside.guard}cp.async.ca.shared.global [%ra], [%rda], 4;",
 )
 instruction(
-    "copy_async(dst: smem w generic copies, offset: value, base: pointer, index inside: "
-    "value, tile: global r read-only)",
+    "copy_async(dst: smem w generic copies, offset: value, base: pointer, index inside: value, "
+    "tile: global r read-only, prefetch: int=0, size: int=16)",
     lambda use, text: (_word if use.arg.attr("size") == WORD else _chunk)(use, text),
     "9.7.9.25.3.1 cp.async: 16 bytes of each lane, zeros where not `inside`, of which nothing "
     "is read then, or 4 of those that are `inside`; index counts these; complete with the lane's "
     "group, and for other lanes once they met; L2 may bring `prefetch` bytes at once",
     sass=("cp.async",),
-    defaults=(("prefetch", 0), ("size", CHUNK)),
     rules=(PREFETCHED, Rule("it copies 4 or 16", lambda u: u.arg.attr("size") in (WORD, CHUNK))),
 )
 instruction(
-    "copies_commit() orders -> commit",
+    "copies_commit(pipe: str='copies') orders -> commit",
     "cp.async.commit_group;",
     "9.7.9.25.3.2 cp.async.commit_group",
-    defaults=(("pipe", "copies"),),
 )
 instruction(
-    "copies_wait() orders -> wait_copies",
+    "copies_wait(pending: int) orders -> wait_copies",
     "cp.async.wait_group {pending};",
     "9.7.9.25.3.3 cp.async.wait_group: the lane's own copies have landed",
 )
 
 
 instruction(
-    "copy_chunks(dst: smem w generic copies, offset: value, base: pointer, row column "
-    "inside: value, tile: global r read-only) warp",
+    "copy_chunks(dst: smem w generic copies, offset: value, base: pointer, row column inside: "
+    "value, tile: global r read-only, element pitch: int, first: int?=None, prefetch: int=0) warp",
     _copied(
         "mad.wide.u32 %rda, {column}, {element}, {base};",
         "mad.wide.u32 %rda, {row}, {pitch}, %rda;",
@@ -85,7 +83,6 @@ instruction(
     "every block of 1 KiB, from consecutive bytes of a row, `first` and up: each lane names the "
     "place in the first block of its 16 bytes",
     sass=("cp.async",),
-    defaults=(("first", None), ("prefetch", 0)),
     rules=(
         PREFETCHED,
         Rule(
@@ -106,7 +103,7 @@ instruction(
 
 instruction(
     "bulk_load(dst: smem w async mbar, base: pointer, index: value, tile: global r read-only, "
-    "bar: mbar) one -> bulk_load",
+    "bar: mbar, bytes element: int) one -> bulk_load",
     "mad.wide.u32 %rda, {index}, {element}, {base};\n"
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
     "[{dst}], [%rda], {bytes}, [{bar}];",
@@ -115,8 +112,8 @@ instruction(
     rules=(_WHOLE, _COUNTED, _FILLED),
 )
 instruction(
-    "bulk_store(src: smem r async bulk, base: pointer, index: value, tile: global w async bulk) "
-    "one",
+    "bulk_store(src: smem r async bulk, base: pointer, index: value, tile: global w async bulk, "
+    "bytes element: int) one",
     "mad.wide.u32 %rda, {index}, {element}, {base};\n"
     "cp.async.bulk.global.shared::cta.bulk_group [%rda], [{src}], {bytes};",
     "9.7.9 cp.async.bulk; index counts elements; complete with its bulk group",
@@ -125,7 +122,7 @@ instruction(
 )
 
 
-def _narrow_text(use: UOp, text: dict[str, str]) -> str:
+def _narrow_text(use: Statement, text: dict[str, str]) -> str:
     cache = use.arg.attr("cache")
     return (
         f"mad.wide.u32 %rda, {text['index']}, 2, {text['base']};\n"
@@ -135,10 +132,10 @@ def _narrow_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "ld_global_narrow(dst: frag*1 w, base: pointer, index: value, tile: global r read-only)",
+    "ld_global_narrow(dst: frag*1 w, base: pointer, index: value, tile: global r read-only, "
+    "dtype: str, cache: str='')",
     _narrow_text,
     "9.7.9.9 ld.global.nc of one 16-bit value, widened (9.7.9.22 cvt); index counts elements",
     sass=("ld.global.nc",),
-    defaults=(("cache", ""),),
     rules=(CACHED,),
 )

@@ -1,6 +1,7 @@
-"""The atom table as a page, instructions.md: `python -m ptxflow.compiler.atoms.document`.
+"""The atom table as a page: `python -m ptxflow.compiler.atoms.document`, which prints it, writes
+the table as signatures, too: at.pyi, which mypy and editors read.
 
-A pure function of the rows; a test keeps the committed page equal to it.
+Pure functions of the rows; a test keeps what is committed equal to them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ptxflow.compiler.atoms import Access, Atom, all_atoms
-from ptxflow.compiler.ir import Op, UOp, Use
+from ptxflow.compiler.atoms.table import TYPES
+from ptxflow.compiler.ir import Op, Statement, Use
 
 #: values of the attributes on which rows make the machine code depend
 ATTRIBUTES: dict[str, tuple[object, ...]] = {
@@ -73,6 +75,20 @@ on sm_100a.
 Not timed: {untimed}.
 """
 
+STUB = """\
+# made by `python -m ptxflow.compiler.atoms.document`
+from ptxflow.compiler.atoms.table import Held
+from ptxflow.compiler.ir import Scalar, Slot, Statement, Value
+
+"""
+#: what an operand of a kind is; a slot where none is said
+CLASSES = {"value": "Scalar", "map": "Value", "frag": "Slot | Held"}
+#: what the validator may be told of an access to storage of a kind
+FACTS = {
+    "frag": {"last": "str?", "unread": "str?", "alike": "bool?"},
+    "smem": {"last": "str?", "unread": "str?", "across": "spans?", "each_warp": "int?"},
+}
+
 
 def page() -> str:
     """The whole page in Markdown."""
@@ -85,6 +101,30 @@ def page() -> str:
     ruled = [(row.name, rule.sentence) for row in all_atoms() for rule in row.rules]
     parts.append(RULES + "\n" + "\n".join(f"- `{name}`: {text}" for name, text in ruled) + "\n")
     return "\n".join(parts)
+
+
+def stub() -> str:
+    """The whole of at.pyi: a constructor a row."""
+    return STUB + "".join(map(_signature, all_atoms()))
+
+
+def _signature(row: Atom) -> str:
+    known, kinds, attrs = dict(row.defaults), dict(row.operands), dict(row.attrs)
+    for name in (n for n, kind in row.operands if kind == "desc"):
+        attrs |= {f"{name}_desc": "int", f"{name}_step": "int?"}
+    for access in row.accesses:
+        attrs = FACTS.get(kinds[access.operand], {}) | attrs
+    said = [_parameter(n, CLASSES.get(kind, "Slot"), known) for n, kind in row.operands]
+    said += ["/"] * bool(said) + ["*"] * bool(attrs)
+    said += [_parameter(n, attrs[n], known) for n in sorted(attrs)]
+    return f"def {row.name}({', '.join(said)}) -> Statement: ...\n"
+
+
+def _parameter(name: str, kind: str, known: Mapping[str, object]) -> str:
+    said = TYPES.get(kind.rstrip("?"), kind) + " | None" * (known.get(name, ...) is None)
+    if name in known:
+        return f"{name}: {said} = {known[name]!r}".replace("'", '"')
+    return f"{name}: {said}" + " = ..." * kind.endswith("?")
 
 
 def records() -> list[dict[str, Any]]:
@@ -151,7 +191,7 @@ def techniques(row: Atom) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for values in itertools.product(*ATTRIBUTES.values()):
         use = Use(row.name, tuple(zip(ATTRIBUTES, values, strict=True)))
-        found |= dict.fromkeys(row.sass(UOp(Op.ATOM, (), use)))
+        found |= dict.fromkeys(row.sass(Statement(Op.ATOM, (), use)))
     return tuple(found)
 
 
@@ -181,4 +221,5 @@ def _access(access: Access) -> str:
 
 
 if __name__ == "__main__":
+    Path(__file__).with_name("at.pyi").write_text(stub(), encoding="utf-8")
     sys.stdout.write(page())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 
 _SASS = {"bf16": "wgmma bf16", "f16": "wgmma f16", "e4m3": "wgmma fp8"}
 _ACCUMULATORS = (
@@ -12,7 +12,7 @@ _ACCUMULATORS = (
 )
 
 
-def _wgmma_text(use: UOp, text: dict[str, str]) -> str:
+def _wgmma_text(use: Statement, text: dict[str, str]) -> str:
     """Of A in registers it need not be said whether it is transposed, of float8 neither."""
     n, dtype = use.arg.attr("n"), use.arg.attr("dtype")
     ways, k = [use.arg.attr(name) for name in ("transposed_a", "transposed")], 16
@@ -27,13 +27,12 @@ def _wgmma_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "wgmma(acc: frag rw async wgmma, a b: desc r async wgmma, accumulate: value) warpgroup "
-    "sm_90a -> mma",
+    "wgmma(acc: frag rw async wgmma, a b: desc r async wgmma, accumulate: value, dtype: str, n: "
+    "int, transposed: bool=False, transposed_a: bool=False) warpgroup sm_90a -> mma",
     _wgmma_text,
     "9.7.15.5 wgmma.mma_async; 32 bytes of K of both operands in shared memory, K-major; "
     "transposed, with rows along K",
     sass=lambda u: (_SASS[u.arg.attr("dtype")],),
-    defaults=(("transposed", False), ("transposed_a", False)),
     rules=(
         *_ACCUMULATORS,
         Rule("operands are f16, bf16 or e4m3", lambda u: u.arg.attr("dtype") in _SASS),
@@ -50,12 +49,11 @@ instruction(
 
 instruction(
     "wgmma_registers(acc: frag rw async wgmma, a: frag*4 r async wgmma, b: desc r async wgmma, "
-    "accumulate: value) warpgroup sm_90a -> mma",
+    "accumulate: value, dtype: str, n: int, transposed: bool=False) warpgroup sm_90a -> mma",
     _wgmma_text,
     "9.7.15.5 wgmma.mma_async; A in registers; B in shared memory, K-major or, transposed, "
     "with its rows along K",
     sass=lambda u: (_SASS[u.arg.attr("dtype")],),
-    defaults=(("transposed", False),),
     rules=_ACCUMULATORS,
 )
 instruction(
@@ -64,22 +62,19 @@ instruction(
     "9.7.15.7.1 wgmma.fence",
 )
 instruction(
-    "wgmma_commit() warpgroup sm_90a orders -> commit",
+    "wgmma_commit(pipe: str='wgmma') warpgroup sm_90a orders -> commit",
     "wgmma.commit_group.sync.aligned;",
     "9.7.15.7.2 wgmma.commit_group",
-    defaults=(("pipe", "wgmma"),),
 )
 instruction(
-    "wgmma_wait() warpgroup sm_90a orders -> wait_group",
+    "wgmma_wait(pending: int, pipe: str='wgmma') warpgroup sm_90a orders -> wait_group",
     "wgmma.wait_group.sync.aligned {pending};",
     "9.7.15.7.3 wgmma.wait_group",
-    defaults=(("pipe", "wgmma"),),
 )
 instruction(
-    "stmatrix_x4(dst: smem w, offset: value, src: frag*4 r) warp",
+    "stmatrix_x4(dst: smem w, offset: value, src: frag*4 r, transposed: str='') warp",
     "add.u32 %ra, {dst_reg}, {offset};\n"
     "stmatrix.sync.aligned.m8n8.x4{transposed}.shared.b16 [%ra], {{{src}}};",
     "9.7.14.5.16 stmatrix, each matrix as it is held or transposed",
     sass=lambda u: ("stmatrix.trans" if u.arg.attr("transposed") else "stmatrix",),
-    defaults=(("transposed", ""),),
 )

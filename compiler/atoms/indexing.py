@@ -17,7 +17,7 @@ from ptxflow.compiler.atoms.reductions import (
 )
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import each, pieces, scoped
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 
 POSITION_BITS = 20  # of a token in its row
 UNUSED_BITS = 32 - POSITION_BITS
@@ -25,7 +25,7 @@ ENTRY_BITS = 32 + POSITION_BITS
 ENTRY, STATE = 8, 16  # bytes
 
 
-def _sort_key_text(use: UOp, text: dict[str, str]) -> str:
+def _sort_key_text(use: Statement, text: dict[str, str]) -> str:
     lines = (
         "add.rn.f32 {dst}, {src}, 0f00000000;",  # -0 to 0
         "shr.s32 %_s, {dst}, 31;",
@@ -52,7 +52,7 @@ def _entry(x: str, position: str, to: str) -> list[str]:
     ]
 
 
-def _gather_text(use: UOp, text: dict[str, str]) -> str:
+def _gather_text(use: Statement, text: dict[str, str]) -> str:
     keys, slots, peers = pieces(text["src"]), use.arg.attr("slots"), use.arg.attr("peers")
     low, high = pieces(text["bound"])
     space = "relaxed.cluster.shared::cluster" if peers > 1 else "shared"
@@ -97,8 +97,8 @@ def _gather_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "gather_entries(list: smem a, count: smem*4 a, src: frag r, bound: frag*2 r, position "
-    "rank: value) warp",
+    "gather_entries(list: smem a, count: smem*4 a, src: frag r, bound: frag*2 r, position rank: "
+    "value, peers slots: int) warp",
     _gather_text,
     "9.7.13.7 atom.shared: entries that are not below the bound to the leader's list, in any "
     "order, at places that its count gives out; keys of consecutive positions",

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import instruction
 from ptxflow.compiler.atoms.threads import written
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 
 
-def _load_matrix_text(use: UOp, text: dict[str, str]) -> str:
+def _load_matrix_text(use: Statement, text: dict[str, str]) -> str:
     transposed = ".trans" if use.arg.attr("transposed") else ""
     return (
         f"add.u32 %ra, {text['src_reg']}, {text['offset']};\n"
@@ -22,14 +22,13 @@ def _load_matrix_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "ldmatrix_x4(dst: frag*4 w, src: smem r, offset: value) warp",
+    "ldmatrix_x4(dst: frag*4 w, src: smem r, offset: value, transposed: bool=False) warp",
     _load_matrix_text,
     "9.7.14.5.15 ldmatrix: four 8 x 8 matrices; lane 8j + r says where row r of matrix j is",
     sass=lambda u: ("ldmatrix.trans" if u.arg.attr("transposed") else "ldmatrix",),
-    defaults=(("transposed", False),),
 )
 instruction(
-    "mma_16816(acc: frag*4 rw, a: frag*4 r, b: frag*2 r) warp",
+    "mma_16816(acc: frag*4 rw, a: frag*4 r, b: frag*2 r, dtype: str) warp",
     written(
         "",
         "mma.sync.aligned.m16n8k16.row.col.f32.{dtype}.{dtype}.f32 {{{acc}}}, {{{a}}}, {{{b}}}, "
@@ -46,13 +45,12 @@ instruction(
     "9.7.9.6 shfl.sync.idx: the register of a lane that each lane names",
 )
 instruction(
-    "ballot(dst: frag*1 w, inside: value) warp",
+    "ballot(dst: frag*1 w, inside: value, alike: bool=True) warp",
     "vote.sync.ballot.b32 {dst}, {inside}, 0xFFFFFFFF;",
     "9.7.13.10 vote.sync: the set of lanes for which a condition holds",
-    defaults=(("alike", True),),
 )
 instruction(
-    "scan_lanes(dst: frag*1 w, src: frag*1 r) warp",
+    "scan_lanes(dst: frag*1 w, src: frag*1 r, dtype: str='u32') warp",
     written(
         "",
         "mov.b32 {dst}, {src};",
@@ -63,32 +61,28 @@ instruction(
         ),
     ),
     "9.7.9.6 shfl.sync.up: the sum of the lane's number and those of the lanes before",
-    defaults=(("dtype", "u32"),),
 )
 
 
 instruction(
-    "reduce_lanes(dst: frag*1 w, src: frag*1 r) warp",
+    "reduce_lanes(dst: frag*1 w, src: frag*1 r, operation: str, alike: bool=True) warp",
     "redux.sync.{operation}.u32 {dst}, {src}, 0xFFFFFFFF;",
     "9.7.13.11 redux.sync: the sum or the largest of the integers of all lanes",
     sass=("redux.sync",),
-    defaults=(("alike", True),),
 )
 instruction(
-    "first_lane(dst: frag*1 w, inside: value) warp",
+    "first_lane(dst: frag*1 w, inside: value, alike: bool=True) warp",
     "vote.sync.ballot.b32 {dst}, {inside}, 0xFFFFFFFF;\n"
     "brev.b32 {dst}, {dst};\n"
     "clz.b32 {dst}, {dst};",
     "9.7.13.10 vote.sync, 9.7.1 brev, clz: the first lane for which a condition holds, or 32",
-    defaults=(("alike", True),),
 )
 instruction(
-    "count_lanes(dst: frag*1 rw, inside: value) warp",
+    "count_lanes(dst: frag*1 rw, inside: value, alike: bool=True) warp",
     "vote.sync.ballot.b32 %ra, {inside}, 0xFFFFFFFF;\n"
     "popc.b32 %ra, %ra;\n"
     "add.u32 {dst}, {dst}, %ra;",
     "9.7.13.10 vote.sync, 9.7.1 popc: adds the number of lanes for which a condition holds",
-    defaults=(("alike", True),),
 )
 
 

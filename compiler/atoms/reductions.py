@@ -30,7 +30,7 @@ def skip_unless_any(predicates: list[str], label: str) -> list[str]:
 
 
 instruction(
-    "zero_shared(dst: smem*512 w)",
+    "zero_shared(dst: smem*512 w, begun: bool=False, unread: str='dst')",
     written(
         "b32 z",
         "mov.b32 %_z, 0;",
@@ -38,11 +38,9 @@ instruction(
         "st.shared.v4.b32 [%ra], {{%_z, %_z, %_z, %_z}};",
     ),
     "9.7.9.11 st of zeros: 16 bytes a lane; begun: sums, to be read when something was added",
-    defaults=(("begun", False), ("unread", "dst")),
 )
 instruction(
-    "weigh(dst: frag*n w, src: frag*n r)",
+    "weigh(dst: frag*n w, src: frag*n r, rounding: str='rni')",
     each(f"mul.f32 {{dst}}, {{src}}, {WEIGHT_SCALE};\ncvt.{{rounding}}.u32.f32 {{dst}}, {{dst}};"),
     "9.7.9.22 cvt: the weight of an element, or what is below it",
-    defaults=(("rounding", "rni"),),
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import each, vector, written
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 
 instruction(
-    "set_max_registers() warpgroup -> registers",
+    "set_max_registers(direction: str, registers: int) warpgroup -> registers",
     "setmaxnreg.{direction}.sync.aligned.u32 {registers};",
     "9.7.19.5 setmaxnreg",
     sass=lambda u: ("setmaxnreg." + u.arg.attr("direction"),),
@@ -20,7 +20,7 @@ instruction(
 )
 
 
-def _mov_text(use: UOp, text: dict[str, str]) -> str:
+def _mov_text(use: Statement, text: dict[str, str]) -> str:
     kind = use.src[0].src[0].arg.dtype
     return "\n".join(f"mov.{kind} {d}, {text['value']};" for d in text["dst"].split(", "))
 
@@ -46,13 +46,13 @@ _FOUR = each(
 )
 
 
-def _held(use: UOp) -> int:
+def _held(use: Statement) -> int:
     """Values in a register."""
     return 4 if use.arg.attr("dtype") == "e4m3" else 2
 
 
 instruction(
-    "pack(dst: frag w, src: frag r)",
+    "pack(dst: frag w, src: frag r, dtype: str)",
     lambda use, text: (_FOUR if _held(use) == 4 else _TWO)(use, text),
     "9.7.9.22 cvt to nearest even, of e4m3 to 448 at the most; the first source in the lowest bits",
     sass=lambda u: ("cvt to fp8",) * (_held(u) == 4),
@@ -93,7 +93,7 @@ instruction(
 )
 
 
-def _store_text(use: UOp, text: dict[str, str]) -> str:
+def _store_text(use: Statement, text: dict[str, str]) -> str:
     kind, registers = vector(text["src"])
     offset, cache = use.arg.attr("offset"), use.arg.attr("cache")
     place = f"%rda+{offset}" if offset else "%rda"
@@ -105,14 +105,14 @@ def _store_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "st_global(base: pointer, index inside: value, tile: global w, src: frag*1|2|4 r)",
+    "st_global(base: pointer, index inside: value, tile: global w, src: frag*1|2|4 r, element: "
+    "int, cache: str='', offset: int=0)",
     _store_text,
     "9.7.9.11 st; index counts elements, offset bytes, `inside` is the lane's bounds predicate",
-    defaults=(("cache", ""), ("offset", 0)),
 )
 
 
-def _narrow_text(use: UOp, text: dict[str, str]) -> str:
+def _narrow_text(use: Statement, text: dict[str, str]) -> str:
     dtype, bits, zero = use.arg.attr("dtype"), 16, ""
     if dtype == "e4m3":
         dtype, bits, zero = "satfinite.e4m3x2", 8, " 0f00000000,"
@@ -125,7 +125,8 @@ def _narrow_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "st_global_narrow(base: pointer, index inside: value, tile: global w, src: frag*1 r)",
+    "st_global_narrow(base: pointer, index inside: value, tile: global w, src: frag*1 r, dtype: "
+    "str)",
     _narrow_text,
     "9.7.9.11 st of one float32 register, rounded to 16 bits or to e4m3 (9.7.9.22 cvt)",
     sass=lambda u: ("cvt to fp8",) if u.arg.attr("dtype") == "e4m3" else (),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import each, pieces
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 
 ROW = 128  # bytes of a row of a column block in shared memory
 MINUS_INFINITY = "0fFF800000"
@@ -21,7 +21,7 @@ _QUADS = Rule("rows hold whole groups of eight columns", lambda u: u.src[0].arg 
 def _fold(name: str, operation: str, isa: str) -> None:
     """All registers of src into each of dst in turn: the first ones begin it."""
 
-    def write(use: UOp, text: dict[str, str]) -> str:
+    def write(use: Statement, text: dict[str, str]) -> str:
         results, sources = pieces(text["dst"]), pieces(text["src"])
         lines = []
         for i, d in enumerate(results):
@@ -37,14 +37,13 @@ def _fold(name: str, operation: str, isa: str) -> None:
 _fold("fold_max", "max.f32", "9.7.3 max: of registers i, i + n, ... into i of n")
 _fold("fold_sum", "add.f32", "9.7.3 add: of registers i, i + n, ... into i of n")
 instruction(
-    "hide(dst: frag rw, inside: value)",
+    "hide(dst: frag rw, inside: value, to: int=0xFF800000)",
     each("selp.f32 {dst}, {dst}, 0f{to:08X}, {inside};"),
     "9.7.7 selp: minus infinity, or a number of these bits, where a condition does not hold",
-    defaults=(("to", 0xFF800000),),
 )
 
 
-def _hide_columns_text(use: UOp, text: dict[str, str]) -> str:
+def _hide_columns_text(use: Statement, text: dict[str, str]) -> str:
     rooms, lines = [text["first"], text["second"]], []
     for i, (d, s) in enumerate(zip(pieces(text["dst"]), pieces(text["src"]), strict=True)):
         row, column = (0, i) if use.arg.attr("whole") else (i >> 1 & 1, 8 * (i >> 2) + (i & 1))
@@ -54,11 +53,10 @@ def _hide_columns_text(use: UOp, text: dict[str, str]) -> str:
 
 
 instruction(
-    "hide_columns(dst: frag*n w, src: frag*n r, first second: value)",
+    "hide_columns(dst: frag*n w, src: frag*n r, first second: value, whole: bool=False)",
     _hide_columns_text,
     "9.7.6 setp, 9.7.7 selp: minus infinity in the columns from one on, which each row says, "
     "counted from the lane's first one, signed; `whole`: registers are columns of the first row",
-    defaults=(("whole", False),),
     rules=(_QUADS,),
 )
 
@@ -98,14 +96,13 @@ instruction(
     (_QUADS,),
 )
 instruction(
-    "unless_equal(dst: frag*n w, a b: frag*n r)",
+    "unless_equal(dst: frag*n w, a b: frag*n r, instead: int=0, number: int=0xFF800000)",
     each("setp.eq.f32 %pw, {b}, 0f{number:08X};\nselp.f32 {dst}, 0f{instead:08X}, {a}, %pw;"),
     "9.7.6 setp, selp: a, or zero where b is minus infinity; or other numbers of these bits",
-    defaults=(("instead", 0), ("number", 0xFF800000)),
 )
 
 
-def _clear_text(use: UOp, text: dict[str, str]) -> str:
+def _clear_text(use: Statement, text: dict[str, str]) -> str:
     """Eight lanes to a row, so a swizzle within it changes nothing."""
     lines = ["shr.u32 %rb, %lane, 3;", f"mad.lo.u32 %ra, %lane, 16, {text['dst_reg']};"]
     for row in range(0, use.src[0].arg // ROW, 4):

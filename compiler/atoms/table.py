@@ -8,19 +8,24 @@ complete, what it does to barriers, its text and the machine code that must come
 from __future__ import annotations
 
 import re
+from ast import literal_eval
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Protocol
 
-from ptxflow.compiler.ir import STORAGE, VALUES, Op, UOp, Use, Value, call_site, value
+from ptxflow.compiler.ir import VALUES, Op, Scalar, Slot, Statement, UOp, Use, call_site, value
 
 
 class Held(Protocol):
     """What stands for registers as an operand: a traced value."""
 
     @property
-    def slot(self) -> UOp: ...
+    def slot(self) -> Slot: ...
+
+
+Constructor = Callable[..., Statement]
+Operand = Scalar | Slot | Held  # of an instruction; the table says of which kind
 
 
 class Scope(Enum):
@@ -64,7 +69,7 @@ class Rule:
     """A static rule on operands and attributes; the sentence is the error message."""
 
     sentence: str
-    holds: Callable[[UOp], bool]
+    holds: Callable[[Statement], bool]
 
 
 @dataclass(frozen=True)
@@ -75,23 +80,24 @@ class Atom:
     operands: tuple[tuple[str, str], ...]
     scope: Scope
     lanes: Lanes
-    ptx: str | Callable[[UOp, dict[str, str]], str]
+    ptx: str | Callable[[Statement, dict[str, str]], str]
     isa: str
     accesses: tuple[Access, ...] = ()
     effect: str = ""
     rules: tuple[Rule, ...] = ()
     #: techniques of sass_signatures.json that must appear in the machine code
-    sass: tuple[str, ...] | Callable[[UOp], tuple[str, ...]] = ()
+    sass: tuple[str, ...] | Callable[[Statement], tuple[str, ...]] = ()
     archs: tuple[str, ...] = BOTH
     label: bool = False  # the text holds a label: it cannot be predicated
     orders: bool = False  # it exists only to order others: a wait, arrive, fence, commit, barrier
     #: of attributes, and of operands that may be left out behind those that are given
-    defaults: tuple[tuple[str, Any], ...] = field(default=())
+    defaults: tuple[tuple[str, Any], ...] = ()
+    attrs: tuple[tuple[str, str], ...] = ()  # types by name; `?`: it may be left out
     #: operands that an abstract run does not follow, where the row has them: which data an address
     #: means, which lanes take part, what a register is set to; all others must be known to it
     unfollowed = ("index", "row", "inside", "offset", "value", "yes", "no", "c0", "c1", "mask")
 
-    def operand(self, use: UOp, name: str) -> UOp:
+    def operand(self, use: Statement, name: str) -> Any:
         for (key, _), node in zip(self.operands, use.src, strict=True):
             if key == name:
                 return node
@@ -99,19 +105,8 @@ class Atom:
 
 
 _ATOMS: dict[str, Atom] = {}
-CONSTRUCTORS: dict[str, Callable[..., UOp]] = {}
+CONSTRUCTORS: dict[str, Constructor] = {}
 
-#: operand kind -> node kinds it accepts
-KINDS: dict[str, set[Op]] = {
-    "value": VALUES,
-    "map": {Op.PARAM},
-    "smem": {Op.SLOT},
-    "desc": {Op.SLOT},
-    "mbar": {Op.SLOT},
-    "tmem": {Op.SLOT},
-    "frag": {Op.SLOT},
-    "global": {Op.SLOT},
-}
 #: storage behind a SLOT operand of a kind
 STORAGE_OF = {
     "smem": Op.SMEM,
@@ -121,7 +116,12 @@ STORAGE_OF = {
     "frag": Op.FRAG,
     "global": Op.GLOBAL,
 }
-assert set(STORAGE_OF.values()) <= STORAGE
+#: operand kind -> node kinds it accepts
+KINDS = {"value": VALUES, "map": {Op.PARAM}} | {kind: {Op.SLOT} for kind in STORAGE_OF}
+#: of attributes, as rows say them and as Python does
+TYPES = {name: name for name in ("int", "str", "bool")} | {
+    "pair": "tuple[int, int]", "ints": "tuple[int, ...]", "spans": "tuple[tuple[int, int], ...]",
+}  # fmt: skip
 
 
 def atom(name: str) -> Atom:
@@ -136,13 +136,13 @@ def all_atoms() -> tuple[Atom, ...]:
     return tuple(_ATOMS.values())
 
 
-def _node(operand: Value | Held) -> UOp:
+def _node(operand: Operand) -> UOp:
     if isinstance(operand, UOp):
         return operand
     return value(operand) if isinstance(operand, int) else operand.slot
 
 
-def add(row: Atom) -> Callable[..., UOp]:
+def add(row: Atom) -> Constructor:
     """Add a row and return its constructor: operands by position, attributes by keyword."""
     if row.name in _ATOMS:
         raise ValueError(f"atom {row.name!r} is defined twice")
@@ -150,14 +150,14 @@ def add(row: Atom) -> Callable[..., UOp]:
     names, known = [n for n, _ in row.operands], dict(row.defaults)
     assumed = {n: v for n, v in known.items() if n not in names}
 
-    def build(*operands: Value | Held, **attrs: Any) -> UOp:
+    def build(*operands: Operand, **attrs: Any) -> Statement:
         last = (known[n] for n in names[len(operands) :] if n in known)
         nodes = tuple(map(_node, (*operands, *last)))
         if len(nodes) != len(names):
             said = ", ".join(names)
             raise TypeError(f"{row.name} takes ({said}), got {len(operands)} operands")
         use = Use(row.name, tuple(sorted({**assumed, **attrs}.items())))
-        return UOp(Op.ATOM, nodes, use, call_site())
+        return Statement(Op.ATOM, nodes, use, call_site())
 
     build.__name__ = row.name
     CONSTRUCTORS[row.name] = build
@@ -170,27 +170,32 @@ _MODES = ("r", "rw", "w", "a")  # in this order accesses happen
 
 def instruction(
     head: str,
-    ptx: str | Callable[[UOp, dict[str, str]], str],
+    ptx: str | Callable[[Statement, dict[str, str]], str],
     isa: str,
     rules: tuple[Rule, ...] = (),
-    sass: tuple[str, ...] | Callable[[UOp], tuple[str, ...]] = (),
-    defaults: tuple[tuple[str, Any], ...] = (),
+    sass: tuple[str, ...] | Callable[[Statement], tuple[str, ...]] = (),
     label: bool = False,
-) -> Callable[..., UOp]:
-    """A row by its head: `name(dst: smem w async mbar, c0 c1: value) warp one -> effect`.
+) -> Constructor:
+    """A row by its head: `name(dst: smem w async mbar, c0 c1: value, n: int=8) warp -> effect`.
 
     Operands have a kind, where it matters an extent (`frag*4`, `frag*1|2`, `frag*n` and `frag*2n`),
     and where they are accessed a mode, the proxy (generic) and what completes it (now). A `pointer`
-    is a parameter. Words behind: scope (thread), lanes (all), `orders`, an architecture (both).
+    is a parameter. Attributes have a type of TYPES, and `?` where they may be left out; both may
+    have a default. Words behind: scope (thread), lanes (all), `orders`, an architecture (both).
     """
     found = _HEAD.fullmatch(head)
     if found is None:
         raise ValueError(f"{head!r} is no head of an instruction: name(operands) words -> effect")
     name, operands, words, effect = found.groups("")
     kinds, accessed, told = list[tuple[str, str]](), list[Access](), set(words.split())
-    extents, stated = list[str](), list[Rule]()
+    extents, stated, attrs, defaults = list[str](), list[Rule](), dict[str, str](), dict[str, Any]()
     for group in filter(None, operands.split(", ")):
         names, what = group.split(": ")
+        what, _, default = what.partition("=")
+        defaults |= {name: literal_eval(default) for name in names.split() if default}
+        if what.rstrip("?") in TYPES:
+            attrs |= dict.fromkeys(names.split(), what)
+            continue
         kind, mode, proxy, done = (*what.split(), *("", GENERIC, "now")[what.count(" ") :])
         kind, _, extent = kind.partition("*")
         for operand in names.split():
@@ -207,7 +212,8 @@ def instruction(
     order = tuple(sorted(accessed, key=lambda a: _MODES.index(a.mode)))
     row = Atom(name, tuple(kinds), scope, lanes, ptx, isa, order, effect, (*stated, *rules), sass)
     archs, orders = tuple(a for a in BOTH if a in told) or BOTH, "orders" in told
-    return add(replace(row, archs=archs, label=label, orders=orders, defaults=defaults))
+    row = replace(row, archs=archs, label=label, orders=orders)
+    return add(replace(row, defaults=tuple(defaults.items()), attrs=tuple(attrs.items())))
 
 
 def _parameter(name: str, index: int) -> Rule:
@@ -217,7 +223,7 @@ def _parameter(name: str, index: int) -> Rule:
 def _extents(names: Sequence[str], extents: Sequence[str]) -> Rule:
     """Of registers, bytes or columns of the operands, as `instruction` says them."""
 
-    def holds(use: UOp) -> bool:
+    def holds(use: Statement) -> bool:
         units = set[float]()  # what n is, by each operand that says so
         for node, extent in zip(use.src, extents, strict=True):
             if extent.endswith("n"):

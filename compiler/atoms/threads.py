@@ -13,9 +13,9 @@ from string import Formatter
 from typing import Any
 
 from ptxflow.compiler.atoms.table import Rule, instruction
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 
-Text = Callable[[UOp, dict[str, str]], str]  # what writes a use of a row
+Text = Callable[[Statement, dict[str, str]], str]  # what writes a use of a row
 CACHES = ("", "L1::no_allocate", "L1::evict_first", "L1::evict_last")
 PREFETCHES = (0, 128, 256)  # bytes that a miss brings into L2 around it; 0: not said
 CACHED = Rule(
@@ -73,7 +73,7 @@ class _Registers(str):
 class _Named:
     """Operands and attributes of a use by name, as templates take them."""
 
-    def __init__(self, use: UOp, operands: dict[str, str]):
+    def __init__(self, use: Statement, operands: dict[str, str]):
         self.attrs, self.operands = dict(use.arg.attrs), operands
 
     def __getitem__(self, name: str) -> Any:
@@ -84,7 +84,7 @@ def written(temps: str, *lines: str) -> Text:
     """Lines as templates of operands, `{found[0]}` one of its registers, and of attributes, with
     registers of their own, if there are any: see `scoped`."""
 
-    def write(use: UOp, operands: dict[str, str]) -> str:
+    def write(use: Statement, operands: dict[str, str]) -> str:
         text = [line.format_map(_Named(use, operands)) for line in lines]
         return scoped(temps, text) if temps else "\n".join(text)
 
@@ -102,7 +102,7 @@ def each(text: str, rows: str = "", picked: str = "", temps: str = "", begin: st
         name, _, index = (field or "").rstrip("]").partition("[")
         wide |= {name: max(wide.get(name, 1), int(index or 0) + 1)} if name else {}
 
-    def write(use: UOp, operands: dict[str, str]) -> str:
+    def write(use: Statement, operands: dict[str, str]) -> str:
         named, order = _Named(use, operands), use.arg.attr("order")
         held = {n: pieces(x) if isinstance(x := named[n], str) else [x] for n in wide}
 
@@ -120,7 +120,7 @@ def each(text: str, rows: str = "", picked: str = "", temps: str = "", begin: st
     return write
 
 
-def _load_text(use: UOp, text: dict[str, str], path: str = "") -> str:
+def _load_text(use: Statement, text: dict[str, str], path: str = "") -> str:
     cache, prefetch = use.arg.attr("cache"), use.arg.attr("prefetch")
     kind, registers = vector(text["dst"])
     hints = (f".{cache}" if cache else "") + (f".L2::{prefetch}B" if prefetch else "")
@@ -135,19 +135,19 @@ def _load_text(use: UOp, text: dict[str, str], path: str = "") -> str:
 
 
 instruction(
-    "ld_global(dst: frag*1|2|4 w, base: pointer, index inside: value, tile: global r read-only)",
+    "ld_global(dst: frag*1|2|4 w, base: pointer, index inside: value, tile: global r read-only, "
+    "element: int, cache: str='', offset: int=0, prefetch: int=0)",
     partial(_load_text, path=".nc"),
     "9.7.9.9 ld.global.nc; index counts elements, offset bytes, zeros where not `inside`",
     sass=("ld.global.nc",),
-    defaults=(("cache", ""), ("offset", 0), ("prefetch", 0)),
     rules=(CACHED, PREFETCHED),
 )
 instruction(
-    "ld_global_coherent(dst: frag*1|2|4 w, base: pointer, index inside: value, tile: global r)",
+    "ld_global_coherent(dst: frag*1|2|4 w, base: pointer, index inside: value, tile: global r, "
+    "element: int, cache: str='', offset: int=0, prefetch: int=0)",
     _load_text,
     "9.7.9.8 ld.global, as ld_global, of what a kernel before hands on, which may end after this "
     "one began, or the kernel itself has written",
-    defaults=(("cache", ""), ("offset", 0), ("prefetch", 0)),
     rules=(CACHED, PREFETCHED),
 )
 
@@ -163,7 +163,7 @@ def widened(dtype: str, source: str, low: str, high: str, temp: str) -> str:
 
 
 instruction(
-    "unpack(dst: frag*2n w, src: frag*n r)",
+    "unpack(dst: frag*2n w, src: frag*n r, dtype: str)",
     lambda use, text: each(widened(use.arg.attr("dtype"), "{src}", "{dst[0]}", "{dst[1]}", "%ra"))(
         use, text
     ),
@@ -175,7 +175,7 @@ ALIKE = Rule("as many registers of every operand", lambda u: len({s.arg for s in
 
 
 instruction(
-    "shuffle_xor(dst: frag*n w, src: frag*n r) warp",
+    "shuffle_xor(dst: frag*n w, src: frag*n r, lanes: int) warp",
     each("shfl.sync.bfly.b32 {dst}, {src}, {lanes}, 31, 0xFFFFFFFF;"),
     "9.7.9.6 shfl.sync.bfly: the register of lane XOR lanes",
     sass=("shfl.sync.bfly",),

@@ -23,7 +23,7 @@ from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.backend.ptxas import Assembly
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir import UOp, digest
+from ptxflow.compiler.ir import Statement, digest
 
 VARIABLE = "PTXFLOW_CACHE"
 _DIGEST = 64  # hexadecimal digits of sha256 over key and payload, then a newline, then the payload
@@ -196,7 +196,7 @@ def assemble(ptx: str, arch: str, *, timeout: float = ptxas.TIMEOUT) -> Assembly
     return made
 
 
-def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
+def check(lowered: Statement, trips: Sequence[Trip], device: Device) -> list[str]:
     """As `check.check`, but a kernel that was checked before is not checked again.
 
     The key holds the kernel, the trips, the device and the compiler's sources. Refusals are not

@@ -11,7 +11,8 @@ import re
 
 from ptxflow.compiler.atoms.table import STORAGE_OF, Atom, atom
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.ir import PREDICATES, Op, UOp, alu, body_of, const, kernels_of, show, special
+from ptxflow.compiler.ir import alu, body_of, const, kernels_of, param, show, special
+from ptxflow.compiler.ir.nodes import PREDICATES, Op, Slot, Statement, Value
 from ptxflow.compiler.lower import layout
 
 ISA_VERSION = "8.8"  # driver 580 takes at most 9.0
@@ -46,7 +47,7 @@ _PARAM_TYPES = {
 }
 
 
-def write(lowered: UOp, device: Device) -> str:
+def write(lowered: Statement, device: Device) -> str:
     """The PTX text of a lowered kernel, or of all kernels of a program, for the device."""
     header = [
         f".version {ISA_VERSION}",
@@ -76,7 +77,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(numbered.encode()).hexdigest()[:32]
 
 
-def is_predicate(node: UOp) -> bool:
+def is_predicate(node: Value) -> bool:
     if node.op is not Op.ALU:
         return False
     return node.arg in PREDICATES or (
@@ -84,7 +85,7 @@ def is_predicate(node: UOp) -> bool:
     )
 
 
-def reduced(node: UOp) -> UOp:
+def reduced(node: Value) -> Value:
     """Division and remainder by a constant without dividing: ptxas leaves a real division there.
 
     Granlund and Montgomery's multiplication by a reciprocal that is rounded up; for divisors such
@@ -121,7 +122,7 @@ def stem(name: str) -> str:
 
 
 class _Writer:
-    def __init__(self, kernel: UOp):
+    def __init__(self, kernel: Statement):
         self.kernel, self.info = kernel, kernel.arg
         self.plan = layout(kernel.arg)
         self.lines: list[str] = []
@@ -203,7 +204,7 @@ class _Writer:
         self._line("shfl.sync.idx.b32 %warp, %ra, 0, 31, 0xFFFFFFFF;")
 
     def _load_param(self, name: str, kind: str) -> None:
-        node = UOp(Op.PARAM, (), name)
+        node = param(name)
         if kind == "u32":
             value = self._new("r")
             self._line(f"ld.param.u32 {value}, [{name}];")
@@ -226,7 +227,7 @@ class _Writer:
                 return scope[key]
         return None
 
-    def _value(self, node: UOp) -> str:
+    def _value(self, node: Value) -> str:
         """The operand text of a value: a literal or the register that holds it."""
         if node.op is Op.CONST:
             return str(node.arg[0])
@@ -259,7 +260,7 @@ class _Writer:
         self._bind(node, value)
         return value
 
-    def _number(self, node: UOp) -> str:
+    def _number(self, node: Value) -> str:
         """As `_value`; where that is a predicate, 1 or 0 in a register."""
         if not is_predicate(node):
             return self._value(node)
@@ -278,7 +279,7 @@ class _Writer:
         self._line(f"mov.u32 {value}, {operand};")
         return value
 
-    def _predicate(self, node: UOp) -> str:
+    def _predicate(self, node: Value) -> str:
         if is_predicate(node):
             return self._value(node)
         key = ("predicate", node)
@@ -291,7 +292,7 @@ class _Writer:
 
     # -- addresses ----------------------------------------------------------------------------
 
-    def _split(self, node: UOp) -> tuple[UOp, int]:
+    def _split(self, node: Value) -> tuple[Value, int]:
         """A value as (dynamic part, constant part)."""
         if node.op is Op.CONST:
             return const(0), node.arg[0]
@@ -301,7 +302,7 @@ class _Writer:
             return alu("add", left, right), plus + more
         return node, 0
 
-    def _address(self, node: UOp) -> tuple[UOp, int]:
+    def _address(self, node: Slot) -> tuple[Value, int]:
         """A slot's address: a value to be in a register, and a constant to add."""
         storage, stage, offset = node.src
         buffer = storage.arg
@@ -312,16 +313,16 @@ class _Writer:
         dynamic, constant = self._split(alu("add", alu("mul", stage, buffer.size), offset))
         return alu("add", base, dynamic), start + constant
 
-    def _plus(self, node: UOp) -> str:
+    def _plus(self, node: Slot) -> str:
         dynamic, constant = self._address(node)
         register = self._value(dynamic)
         return f"{register}+{constant}" if constant else register
 
-    def _in_register(self, node: UOp) -> str:
+    def _in_register(self, node: Slot) -> str:
         dynamic, constant = self._address(node)
         return self._value(alu("add", dynamic, constant))
 
-    def _descriptor(self, node: UOp, step: int, constant_part: int) -> str:
+    def _descriptor(self, node: Slot, step: int, constant_part: int) -> str:
         """A 64-bit matrix descriptor: address field of the slot, plus a K step, plus constants."""
         dynamic, constant = self._address(node)
         key = ("descriptor", dynamic, constant_part)
@@ -340,7 +341,7 @@ class _Writer:
 
     # -- statements ---------------------------------------------------------------------------
 
-    def _statement(self, node: UOp) -> None:
+    def _statement(self, node: Statement) -> None:
         match node.op:
             case Op.ATOM:
                 self._line(self._atom_text(node))
@@ -353,13 +354,13 @@ class _Writer:
             case _:
                 raise ValueError(f"{node.op} is not a statement")
 
-    def _block(self, body: tuple[UOp, ...]) -> None:
+    def _block(self, body: tuple[Statement, ...]) -> None:
         self.scopes.append({})
         for statement in body:
             self._statement(statement)
         self.scopes.pop()
 
-    def _loop(self, node: UOp) -> None:
+    def _loop(self, node: Statement) -> None:
         index, start, stop, step = node.src[:4]
         value, done = self._new("r"), self._label("DONE")
         again = self._label("LOOP")
@@ -381,7 +382,7 @@ class _Writer:
         self._line(f"@{stay} bra {again};")
         self._line(f"{done}:")
 
-    def _if(self, node: UOp) -> None:
+    def _if(self, node: Statement) -> None:
         condition, body, elected = node.src[0], body_of(node), node.arg
         always = condition.op is Op.CONST and condition.arg[0] == 1
         if elected and always and all(self._one_line(s) for s in body):
@@ -403,10 +404,10 @@ class _Writer:
         if elected:
             self._line("bar.warp.sync 0xFFFFFFFF;")
 
-    def _one_line(self, node: UOp) -> bool:
+    def _one_line(self, node: Statement) -> bool:
         return node.op is Op.ATOM and not atom(node.arg.atom).label
 
-    def _role(self, node: UOp) -> None:
+    def _role(self, node: Statement) -> None:
         spec, skip = node.arg, self._label("ROLE")
         out = self._new("p")
         self._warp_index()  # anew: held across roles, ptxas spills it in some kernels
@@ -428,7 +429,7 @@ class _Writer:
 
     # -- atoms --------------------------------------------------------------------------------
 
-    def _atom_text(self, node: UOp) -> str:
+    def _atom_text(self, node: Statement) -> str:
         row = atom(node.arg.atom)
         text = self._operands(row, node)
         if callable(row.ptx):
@@ -437,7 +438,7 @@ class _Writer:
         text.update({name: str(attr) for name, attr in node.arg.attrs}, uid=str(self.labels))
         return row.ptx.format_map(text)
 
-    def _operands(self, row: Atom, node: UOp) -> _Operands:
+    def _operands(self, row: Atom, node: Statement) -> _Operands:
         text = _Operands(self, row, node)
         for (name, kind), operand in zip(row.operands, node.src, strict=True):
             if kind == "frag":
@@ -455,7 +456,7 @@ class _Writer:
                 text[name] = self._plus(operand)
         return text
 
-    def _condition(self, node: UOp) -> str:
+    def _condition(self, node: Value) -> str:
         """A predicate operand: an MMA takes the immediates 0 and 1 as well."""
         return str(node.arg[0]) if node.op is Op.CONST else self._predicate(node)
 
@@ -463,7 +464,7 @@ class _Writer:
 class _Operands(dict[str, str]):
     """Operand text by name; `name_reg` is the address in a register, made when it is asked for."""
 
-    def __init__(self, writer: _Writer, row: Atom, node: UOp):
+    def __init__(self, writer: _Writer, row: Atom, node: Statement):
         super().__init__()
         self._writer, self._row, self._node = writer, row, node
 

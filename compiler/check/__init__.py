@@ -13,13 +13,13 @@ from ptxflow.compiler.check.values import check_values, needed_values
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir import UOp, kernels_of
+from ptxflow.compiler.ir import Statement, kernels_of
 
 __all__ = ["Machine", "Program", "check", "check_launch", "check_spec", "execute"]
 
 
 def check(
-    lowered: UOp, trips: Sequence[Trip], device: Device, proven: set[object] | None = None
+    lowered: Statement, trips: Sequence[Trip], device: Device, proven: set[object] | None = None
 ) -> list[str]:
     """Check a lowered kernel or program: static rules, then abstract runs of all trip classes.
 

@@ -13,7 +13,7 @@ from ptxflow.compiler.check.contents import Contents
 from ptxflow.compiler.check.program import Agent, Group
 from ptxflow.compiler.check.state import COMMUTING, Barrier, History, Past, Region, Unread
 from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.ir import Op, Slot, Statement, Value
 
 LANES = 32
 K_BYTES = 32  # of K in one wgmma or tcgen05.mma, whatever the type
@@ -25,7 +25,9 @@ class Accesses(Contents):
 
     # -- events ---------------------------------------------------------------------------------
 
-    def _shared_event(self, agent: Agent, node: UOp, access: Access, key: tuple[Any, ...]) -> int:
+    def _shared_event(
+        self, agent: Agent, node: Statement, access: Access, key: tuple[Any, ...]
+    ) -> int:
         """One event for all like accesses of a warp between two ordering statements.
 
         They become known together, so telling them apart would change no verdict; messages
@@ -56,7 +58,7 @@ class Accesses(Contents):
     # -- places -------------------------------------------------------------------------------
 
     def _places(
-        self, agent: Agent, node: UOp, row: Atom, operand: UOp, cta: int
+        self, agent: Agent, node: Statement, row: Atom, operand: Slot, cta: int
     ) -> list[tuple[History, Region]]:
         """The histories and regions that an operand names, as this warp sees them in this CTA."""
         storage, stage_node, offset_node = operand.src
@@ -116,7 +118,7 @@ class Accesses(Contents):
         return ((first, first + (16 if half else 32)),)
 
     def _bytes(
-        self, agent: Agent, node: UOp, row: Atom, operand: UOp
+        self, agent: Agent, node: Statement, row: Atom, operand: Slot
     ) -> tuple[tuple[int, int], ...]:
         """Bytes of each row that are touched: an MMA takes a slice of K, others what they say, each
         warp of a warpgroup so many further on, or all."""
@@ -131,7 +133,7 @@ class Accesses(Contents):
         on = agent.warp % 4 * node.arg.attr("each_warp", 0)
         return tuple((low + on, high + on) for low, high in across)
 
-    def _columns(self, agent: Agent, operand: UOp, stage: int, offset: int, cta: int) -> None:
+    def _columns(self, agent: Agent, operand: Slot, stage: int, offset: int, cta: int) -> None:
         storage = operand.src[0]
         last = self.program.plan.tmem[storage] + stage * storage.arg.size + offset + operand.arg
         if last > self.tmem[cta].columns:
@@ -140,7 +142,7 @@ class Accesses(Contents):
                 "allocate what the kernel declares",
             )
 
-    def _bounds(self, agent: Agent, operand: UOp, stage: int, offset: int) -> None:
+    def _bounds(self, agent: Agent, operand: Slot, stage: int, offset: int) -> None:
         buffer = operand.src[0].arg
         if stage >= buffer.stages:
             agent.refuse(f"{buffer.name} has no stage {stage}", "index modulo the stages")
@@ -150,7 +152,7 @@ class Accesses(Contents):
                 "keep the access inside its stage",
             )
 
-    def _ctas(self, agent: Agent, node: UOp, access: Access) -> list[int]:
+    def _ctas(self, agent: Agent, node: Statement, access: Access) -> list[int]:
         """The CTAs in which an access takes place."""
         use = node.arg
         if access.done == "mbar" and use.attr("mask"):
@@ -164,7 +166,7 @@ class Accesses(Contents):
                     return [self.peer(agent, operand)]
         return [agent.cta]
 
-    def peer(self, agent: Agent, rank: UOp) -> int:
+    def peer(self, agent: Agent, rank: Value) -> int:
         """The CTA of a rank."""
         cta = self.program.value(rank)(agent.env)
         if cta >= self.info.cluster:
@@ -185,7 +187,7 @@ class Accesses(Contents):
     # -- the access itself --------------------------------------------------------------------
 
     def _access(
-        self, agent: Agent, row: Atom, node: UOp, access: Access, operand: UOp, lanes: int
+        self, agent: Agent, row: Atom, node: Statement, access: Access, operand: Slot, lanes: int
     ) -> None:
         kind = operand.src[0].op
         if kind is Op.MBAR:
@@ -229,7 +231,7 @@ class Accesses(Contents):
                     history.unread.append(Unread(event, node, region, access.done == "mbar"))
             self._pending(agent, node, access, kind, bit, cta, lanes)
 
-    def _access_private(self, agent: Agent, node: UOp, access: Access, operand: UOp) -> None:
+    def _access_private(self, agent: Agent, node: Statement, access: Access, operand: Slot) -> None:
         storage, stage, offset_node = operand.src
         offset = self.program.fixed.get(operand)
         if offset is None:
@@ -249,7 +251,7 @@ class Accesses(Contents):
             agent.refuse,
         )
 
-    def _pipe(self, agent: Agent, node: UOp, access: Access) -> str:
+    def _pipe(self, agent: Agent, node: Statement, access: Access) -> str:
         """Operations of one pipe on one accumulator run in order (PTX ISA: same shape)."""
         if access.mode == "rw" and access.done != "now":
             shape = node.arg.attr("n") or node.arg.attr("idesc")
@@ -257,7 +259,7 @@ class Accesses(Contents):
         return ""
 
     def _source(
-        self, agent: Agent, row: Atom, node: UOp, region: Region
+        self, agent: Agent, row: Atom, node: Statement, region: Region
     ) -> tuple[str, int, int] | None:
         """Where a box comes from: its map and first column, and the row that offset 0 would hold.
 
@@ -272,7 +274,14 @@ class Accesses(Contents):
         return name, value(row.operand(node, "c0"))(env), row_at_0 & 0xFFFFFFFF
 
     def _pending(
-        self, agent: Agent, node: UOp, access: Access, kind: Op, bit: int, cta: int, lanes: int
+        self,
+        agent: Agent,
+        node: Statement,
+        access: Access,
+        kind: Op,
+        bit: int,
+        cta: int,
+        lanes: int,
     ) -> None:
         """File an access under what completes it."""
         if access.done == "now":
@@ -304,7 +313,7 @@ class Accesses(Contents):
 
     # -- mbarriers as objects -----------------------------------------------------------------
 
-    def _init_barrier(self, agent: Agent, node: UOp, operand: UOp) -> None:
+    def _init_barrier(self, agent: Agent, node: Statement, operand: Slot) -> None:
         stage = self.program.value(operand.src[1])(agent.env)
         buffer = operand.src[0].arg
         key = (buffer.name, agent.cta, stage)
@@ -319,7 +328,7 @@ class Accesses(Contents):
             f"{buffer.name}[{stage}]", buffer.count, buffer.count, init=bit.bit_length() - 1
         )
 
-    def _barrier(self, agent: Agent, operand: UOp, cta: int, fenced: bool = False) -> Barrier:
+    def _barrier(self, agent: Agent, operand: Slot, cta: int, fenced: bool = False) -> Barrier:
         """The barrier that an operand names, which its user must know to be initialised.
 
         `fenced`: its user is TMA, a commit or a peer, which sees the initialisation only behind

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ptxflow.compiler.ir import KernelInfo, Op, UOp
+from ptxflow.compiler.ir import KernelInfo, Op, Value
 
 MAX = 0xFFFFFFFF
 _LARGEST = 2**62  # of a term: beyond, Python's arithmetic slows down
@@ -57,26 +57,26 @@ class Arithmetic:
     the highest values of loops' variables, where these are known."""
 
     def __init__(self, info: KernelInfo, loops: Mapping[str, int] = MappingProxyType({})):
-        self._terms: dict[UOp, Term] = {}
+        self._terms: dict[Value, Term] = {}
         last = {"warp": info.warps - 1, "lane": 31, "cta_rank": info.cluster - 1}
         self._last = {(name, "special"): value for name, value in last.items()}
         self._last |= {(name, "loop"): value for name, value in loops.items()}
 
-    def source(self, node: UOp) -> str:
+    def source(self, node: Value) -> str:
         return self._term(node).exact().text
 
-    def bounds(self, node: UOp) -> tuple[int, int]:
+    def bounds(self, node: Value) -> tuple[int, int]:
         """What a value is at the least and at the most."""
         _, low, high = self._term(node).exact()
         return low, high
 
-    def _term(self, node: UOp) -> Term:
+    def _term(self, node: Value) -> Term:
         found = self._terms.get(node)
         if found is None:
             found = self._terms[node] = self._new(node)
         return found
 
-    def _new(self, node: UOp) -> Term:
+    def _new(self, node: Value) -> Term:
         match node.op:
             case Op.CONST:
                 number, name = node.arg

@@ -7,7 +7,7 @@ from ptxflow.compiler.check import messages
 from ptxflow.compiler.check.program import Agent
 from ptxflow.compiler.check.run import Run
 from ptxflow.compiler.check.state import History, Region, minus, overlap, uncovered
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.ir import Op, Statement
 
 
 class Contents(Run):
@@ -19,7 +19,7 @@ class Contents(Run):
         return bool(self.trip.outputs) and kind in (Op.FRAG, Op.TMEM, Op.SMEM)
 
     def _check_data(
-        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
+        self, agent: Agent, node: Statement, access: Access, history: History, region: Region
     ) -> None:
         if access.mode in "ra" or (access.mode == "rw" and self._accumulates(agent, node)):
             self._check_read(agent, node, access, history, region)
@@ -35,7 +35,7 @@ class Contents(Run):
                     )
 
     def _check_sum(
-        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
+        self, agent: Agent, node: Statement, access: Access, history: History, region: Region
     ) -> None:
         """Nothing is added to a sum that somebody has read, until it is begun anew."""
         if access.mode == "r":
@@ -52,7 +52,7 @@ class Contents(Run):
             history.taken = [rest for t in history.taken for rest in minus(t, region)]
 
     def _check_begun(
-        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
+        self, agent: Agent, node: Statement, access: Access, history: History, region: Region
     ) -> None:
         """A sum that is begun in memory is read when something was added to it."""
         if access.mode == "r" and any(overlap(f, region) for f in history.fresh):
@@ -66,7 +66,7 @@ class Contents(Run):
             history.fresh.append(region)
 
     def _check_round(
-        self, agent: Agent, node: UOp, access: Access, history: History, region: Region,
+        self, agent: Agent, node: Statement, access: Access, history: History, region: Region,
         known: int, bit: int,
     ) -> None:  # fmt: skip
         """A stage that copies refill is refilled whole: nothing is read in two rounds."""
@@ -86,7 +86,7 @@ class Contents(Run):
         history.use(region, bit)
 
     def _check_read(
-        self, agent: Agent, node: UOp, access: Access, history: History, region: Region
+        self, agent: Agent, node: Statement, access: Access, history: History, region: Region
     ) -> None:
         if not history.holds(region) and uncovered(region, history.written):
             agent.refuse(
@@ -107,7 +107,7 @@ class Contents(Run):
                 "let all CTAs that share an operand work on the same tile",
             )
 
-    def _accumulates(self, agent: Agent, node: UOp) -> bool:
+    def _accumulates(self, agent: Agent, node: Statement) -> bool:
         row = atom(node.arg.atom)
         if not any(name == "accumulate" for name, _ in row.operands):
             return True

@@ -15,7 +15,7 @@ from ptxflow.compiler.atoms.table import atom
 from ptxflow.compiler.check.order import read_after_write, read_unwritten, touched
 from ptxflow.compiler.check.reach import Threads, reads_special
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import KernelInfo, Op, UOp, kernels_of, show, walk
+from ptxflow.compiler.ir import KernelInfo, Op, Statement, kernels_of, show, walk
 from ptxflow.compiler.launch import (
     MOST_BYTES,
     InputParam,
@@ -55,7 +55,7 @@ _LAYOUTS = {
 }
 
 
-def check_launch(lowered: UOp, launch: Launch) -> None:
+def check_launch(lowered: Statement, launch: Launch) -> None:
     """Raise SpecError unless each kernel has its launch, in order: block, cluster, grid, shared
     memory, parameters, tensor maps and workspace as the kernel takes them."""
     kernels = kernels_of(lowered)
@@ -140,7 +140,7 @@ def _check_shape(info: KernelInfo, step: Launch) -> None:
         )
 
 
-def _check_grid(kernel: UOp, step: Launch, axes: Axes, scalars: Mapping[str, int]) -> None:
+def _check_grid(kernel: Statement, step: Launch, axes: Axes, scalars: Mapping[str, int]) -> None:
     """Whole clusters along x, of which the last writes something."""
     x, *others = (evaluate(side, axes) for side in step.grid)
     cluster = kernel.arg.cluster
@@ -165,7 +165,7 @@ def _check_grid(kernel: UOp, step: Launch, axes: Axes, scalars: Mapping[str, int
 # -- parameters -----------------------------------------------------------------------------------
 
 
-def _check_parameters(kernel: UOp, step: Launch) -> None:
+def _check_parameters(kernel: Statement, step: Launch) -> None:
     declared = kernel.arg.params
     if len(declared) != len(step.params):
         _refuse(
@@ -227,7 +227,9 @@ def _means(name: str, given: Param) -> bool:
 # -- tensor maps ----------------------------------------------------------------------------------
 
 
-def _check_map(kernel: UOp, name: str, given: TensorMapParam, samples: Sequence[Axes]) -> None:
+def _check_map(
+    kernel: Statement, name: str, given: TensorMapParam, samples: Sequence[Axes]
+) -> None:
     where = f"{kernel.arg.name}, map {name} over {given.tensor}"
     rank = len(given.dims)
     if len(given.box) != rank or len(given.strides) != rank - 1:
@@ -246,14 +248,14 @@ def _check_map(kernel: UOp, name: str, given: TensorMapParam, samples: Sequence[
         _check_dense(where, given, axes)
 
 
-def _copies(node: UOp, name: str) -> bool:
+def _copies(node: Statement, name: str) -> bool:
     row = atom(node.arg.atom)
     kinds = dict(row.operands)
     moves = bool(row.accesses) or node.arg.attr("box") is not None
     return "map" in kinds and moves and row.operand(node, "map").arg == name
 
 
-def _check_copy(where: str, node: UOp, given: TensorMapParam) -> None:
+def _check_copy(where: str, node: Statement, given: TensorMapParam) -> None:
     """Rank, box, element and tensor as one copy takes them."""
     row, who = atom(node.arg.atom), f"{show(node)} at {node.site}"
     names = [name for name, _ in row.operands]
@@ -287,7 +289,9 @@ def _element(where: str, given: TensorMapParam) -> int:
     return _BYTES[bits]
 
 
-def _check_swizzle(where: str, kernel: UOp, copies: Sequence[UOp], given: TensorMapParam) -> None:
+def _check_swizzle(
+    where: str, kernel: Statement, copies: Sequence[Statement], given: TensorMapParam
+) -> None:
     """As the descriptors take it by which MMAs read what the map's boxes fill."""
     shift, meaning = _LAYOUTS[kernel.arg.arch]
     filled = {s.src[0] for n in copies for s in n.src if s.op is Op.SLOT and s.src[0].op is Op.SMEM}
@@ -332,7 +336,7 @@ def _check_dense(where: str, given: TensorMapParam, axes: Axes) -> None:
 # -- workspace ------------------------------------------------------------------------------------
 
 
-def _check_workspace(kernels: Sequence[UOp], launch: Launch, axes: Axes) -> None:
+def _check_workspace(kernels: Sequence[Statement], launch: Launch, axes: Axes) -> None:
     handed = {w.name for w in launch.workspace}
     for unwritten in sorted(read_unwritten(kernels, handed)):
         raise SpecError(
@@ -353,7 +357,7 @@ def _check_workspace(kernels: Sequence[UOp], launch: Launch, axes: Axes) -> None
                 _check_whole(step, given, sizes[given.tensor], axes)
 
 
-def _check_reach(kernel: UOp, step: Launch, sizes: Mapping[str, int], axes: Axes) -> None:
+def _check_reach(kernel: Statement, step: Launch, sizes: Mapping[str, int], axes: Axes) -> None:
     """As far as no data decides where they write, the first and the last cluster stay inside, and
     reach the end."""
     grid, cluster = evaluate(step.grid[0], axes), kernel.arg.cluster

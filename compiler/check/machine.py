@@ -15,7 +15,7 @@ from ptxflow.compiler.check.program import Agent, Steps, Straight
 from ptxflow.compiler.check.state import Barrier
 from ptxflow.compiler.check.sync import Synchronisation
 from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.ir import Op, UOp, body_of
+from ptxflow.compiler.ir import Op, Statement, UOp, body_of
 
 SCHEDULES = ("eager", "late")  # late: asynchronous work lands only when nobody can go on
 _STEP_LIMIT = 2_000_000
@@ -28,7 +28,7 @@ class Machine(Synchronisation):
         """Run to the end; the number of statements executed."""
         order = self.agents if self.schedule == "eager" else self.agents[::-1]
         running = [(a, self._warp(a)) for a in order]
-        blocked: dict[int, UOp] = {}
+        blocked: dict[int, Statement] = {}
         while running:
             progress, still = False, []
             before = self.steps
@@ -67,7 +67,7 @@ class Machine(Synchronisation):
                 yield from self._block(agent, (statement,), LANES)
 
     def _block(
-        self, agent: Agent, body: tuple[UOp, ...], lanes: int, elected: bool = False
+        self, agent: Agent, body: tuple[Statement, ...], lanes: int, elected: bool = False
     ) -> Steps:
         alone = elected and lanes > 1
         if alone:
@@ -101,7 +101,7 @@ class Machine(Synchronisation):
             self.steps += count
             states.update(zip(row.places, made, strict=True))
 
-    def _branch(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+    def _branch(self, agent: Agent, node: Statement, lanes: int) -> Steps:
         value = self.program.value
         match node.op:
             case Op.LOOP:
@@ -121,7 +121,7 @@ class Machine(Synchronisation):
             case _:
                 raise HazardError(f"{node.op} at {node.site} is not a statement")
 
-    def _atom(self, agent: Agent, node: UOp, row: Atom, lanes: int) -> None:
+    def _atom(self, agent: Agent, node: Statement, row: Atom, lanes: int) -> None:
         self.steps += 1
         agent.node = node
         if self.steps > _STEP_LIMIT:
@@ -136,7 +136,7 @@ class Machine(Synchronisation):
         if row.orders:
             agent.epoch.clear()
 
-    def _after_the_grids_before(self, agent: Agent, node: UOp, row: Atom) -> None:
+    def _after_the_grids_before(self, agent: Agent, node: Statement, row: Atom) -> None:
         """A dependent launch starts while the grid before it may still read and write. The first
         launch of a program waits for all before it, so that in the others only what kernels of the
         program write must be awaited."""
@@ -156,7 +156,7 @@ class Machine(Synchronisation):
                 "griddepcontrol.wait before the first access of a dependent launch",
             )
 
-    def _awaited(self, agent: Agent, node: UOp) -> Barrier | None:
+    def _awaited(self, agent: Agent, node: Statement) -> Barrier | None:
         """The mbarrier that a blocked statement waits for."""
         if atom(node.arg.atom).effect != "mbar_wait":
             return None

@@ -9,10 +9,12 @@ from ptxflow.compiler.atoms.table import Access, atom
 from ptxflow.compiler.check.program import Agent
 from ptxflow.compiler.check.run import Run
 from ptxflow.compiler.check.state import Barrier, History, Past
-from ptxflow.compiler.ir import Op, UOp, show
+from ptxflow.compiler.ir import Op, Statement, show
 
 
-def race(run: Run, agent: Agent, node: UOp, access: Access, history: History, past: Past) -> str:
+def race(
+    run: Run, agent: Agent, node: Statement, access: Access, history: History, past: Past
+) -> str:
     """Two conflicting accesses, and the ordering that is missing between them."""
     earlier = run.event_of(past)
     missing, fix = _missing(run, agent, access, history, past)
@@ -65,7 +67,7 @@ def _missing(
     )
 
 
-def unwritten(run: Run, node: UOp, access: Access, history: History) -> str:
+def unwritten(run: Run, node: Statement, access: Access, history: History) -> str:
     """A read of what nothing wrote, and who writes there."""
     operand = atom(node.arg.atom).operand(node, access.operand)
     writers = run.program.writers(operand.src[0])
@@ -75,7 +77,7 @@ def unwritten(run: Run, node: UOp, access: Access, history: History) -> str:
     )
 
 
-def deadlock(run: Run, blocked: Iterable[tuple[Agent, UOp, Barrier | None]]) -> str:
+def deadlock(run: Run, blocked: Iterable[tuple[Agent, Statement, Barrier | None]]) -> str:
     """Every blocked warp's statement, the state of what it waits for, and who should arrive.
 
     The barrier is the mbarrier that the statement waits for, None for other statements.
@@ -92,7 +94,7 @@ def deadlock(run: Run, blocked: Iterable[tuple[Agent, UOp, Barrier | None]]) -> 
     )
 
 
-def _awaited(run: Run, agent: Agent, node: UOp, bar: Barrier | None) -> str:
+def _awaited(run: Run, agent: Agent, node: Statement, bar: Barrier | None) -> str:
     """The state of what a blocked statement waits for."""
     if bar is not None:
         arrivers = run.program.arrivers(node.src[0].src[0])

@@ -11,11 +11,11 @@ from functools import lru_cache
 
 from ptxflow.compiler.atoms.table import atom
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import Op, UOp, walk
+from ptxflow.compiler.ir import Op, Statement, walk
 
 
 @lru_cache(16)
-def touched(kernel: UOp) -> tuple[frozenset[str], frozenset[str]]:
+def touched(kernel: Statement) -> tuple[frozenset[str], frozenset[str]]:
     """The names of the global tensors that a kernel reads, and that it writes."""
     reads, writes = set[str](), set[str]()
     for _, node in walk(kernel):
@@ -29,7 +29,7 @@ def touched(kernel: UOp) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(reads), frozenset(writes)
 
 
-def check_order(kernels: Sequence[UOp]) -> None:
+def check_order(kernels: Sequence[Statement]) -> None:
     """Raise SpecError for kernels of one name, and for a first kernel that does not wait."""
     names = [k.arg.name for k in kernels]
     if len(set(names)) < len(names):
@@ -42,7 +42,7 @@ def check_order(kernels: Sequence[UOp]) -> None:
         )
 
 
-def read_after_write(kernels: Sequence[UOp]) -> set[str]:
+def read_after_write(kernels: Sequence[Statement]) -> set[str]:
     """Tensors that a kernel reads and one before it wrote, or it itself."""
     written, out = set[str](), set[str]()
     for kernel in kernels:
@@ -52,7 +52,7 @@ def read_after_write(kernels: Sequence[UOp]) -> set[str]:
     return out
 
 
-def read_unwritten(kernels: Sequence[UOp], workspace: set[str]) -> set[str]:
+def read_unwritten(kernels: Sequence[Statement], workspace: set[str]) -> set[str]:
     """Parts of the workspace that a kernel reads before any has written them."""
     written, out = set[str](), set[str]()
     for kernel in kernels:
@@ -62,7 +62,7 @@ def read_unwritten(kernels: Sequence[UOp], workspace: set[str]) -> set[str]:
     return out
 
 
-def awaited(kernels: Sequence[UOp], kernel: UOp) -> frozenset[str] | None:
+def awaited(kernels: Sequence[Statement], kernel: Statement) -> frozenset[str] | None:
     """What a dependent launch of a program must wait for: the tensors that kernels before it touch,
     and one of them writes or it does itself. None for the first, which only chained calls have
     dependent: everything."""

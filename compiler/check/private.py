@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from ptxflow.compiler.atoms.table import GENERIC, Access, atom
 from ptxflow.compiler.check.state import COMMUTING, Region, inside, minus, overlap, uncovered
-from ptxflow.compiler.ir import Op, UOp, show
+from ptxflow.compiler.ir import Op, Slot, Statement, Storage, show
 
 Refuse = Callable[[str, str], NoReturn]  # what is wrong, and what would fix it
 OVERWRITTEN = "consume every stage, sum and value that is produced"
@@ -25,15 +25,21 @@ class State:
     """A warp's part of a storage: what is written, written and unread, and read of sums."""
 
     written: tuple[Region, ...] = ()
-    unread: tuple[tuple[UOp, Region], ...] = ()  # with the statement that put it there
+    unread: tuple[tuple[Statement, Region], ...] = ()  # with the statement that put it there
     taken: tuple[Region, ...] = ()
 
-    def read(self, region: Region) -> tuple[tuple[UOp, Region], ...]:
+    def read(self, region: Region) -> tuple[tuple[Statement, Region], ...]:
         """What is unread once a region has been read."""
         return tuple((node, rest) for node, u in self.unread for rest in minus(u, region))
 
     def after(
-        self, node: UOp, access: Access, region: Region, adds: bool, must: bool, refuse: Refuse
+        self,
+        node: Statement,
+        access: Access,
+        region: Region,
+        adds: bool,
+        must: bool,
+        refuse: Refuse,
     ) -> State:
         """The state after an access. `adds`: it goes on from what was there. `must`: what is
         written has to be read. What may not be goes to `refuse`."""
@@ -70,14 +76,14 @@ class Moves:
     def __init__(self) -> None:
         self.states = [State()]
         self._numbers = {State(): 0}
-        self._found: dict[tuple[int, UOp, str, int, bool, bool], int] = {}
+        self._found: dict[tuple[int, Statement, str, int, bool, bool], int] = {}
 
     def after(
         self,
         state: int,
-        node: UOp,
+        node: Statement,
         access: Access,
-        operand: UOp,
+        operand: Slot,
         offset: int,
         adds: bool,
         must: bool,
@@ -96,14 +102,15 @@ class Moves:
         return found
 
 
-def storage_of(node: UOp, access: Access) -> UOp:
-    return atom(node.arg.atom).operand(node, access.operand).src[0]
+def storage_of(node: Statement, access: Access) -> Storage:
+    place: Slot = atom(node.arg.atom).operand(node, access.operand)
+    return place.src[0]
 
 
-def private_storages(kernel: UOp) -> frozenset[UOp]:
+def private_storages(kernel: Statement) -> frozenset[Storage]:
     """The register storages of a kernel that are private in the sense above."""
-    mine: set[UOp] = set()
-    shared: set[UOp] = set()
+    mine: set[Storage] = set()
+    shared: set[Storage] = set()
     for node, elected in _atoms(kernel, False):
         for access in atom(node.arg.atom).accesses:
             storage = storage_of(node, access)
@@ -113,7 +120,7 @@ def private_storages(kernel: UOp) -> frozenset[UOp]:
     return frozenset(mine - shared)
 
 
-def _atoms(node: UOp, elected: bool) -> Iterator[tuple[UOp, bool]]:
+def _atoms(node: Statement, elected: bool) -> Iterator[tuple[Statement, bool]]:
     """Every instruction below a statement, and whether an elected lane runs it."""
     if node.op is Op.ATOM:
         yield node, elected

@@ -14,12 +14,12 @@ from ptxflow.compiler.check.private import Moves, private_storages
 from ptxflow.compiler.check.state import Knowledge, Message
 from ptxflow.compiler.check.values import every_value
 from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.ir import KernelInfo, Op, UOp, show, walk
+from ptxflow.compiler.ir import KernelInfo, Op, Slot, Statement, Storage, Value, show, walk
 from ptxflow.compiler.lower import launch_registers, layout
 
 MEETINGS = ("cta_sync", "warp_sync", "cluster_arrive", "cluster_wait")  # of all
 Env = dict[str, int]
-Steps = Generator[UOp, None, None]
+Steps = Generator[Statement, None, None]
 
 
 def registers_at_launch(info: KernelInfo, largest: int) -> int:
@@ -34,13 +34,13 @@ def registers_at_launch(info: KernelInfo, largest: int) -> int:
 class Program:
     """A kernel with its values compiled to functions of an environment, shared by many runs."""
 
-    def __init__(self, kernel: UOp, awaited: frozenset[str] | None = None, last: bool = True):
+    def __init__(self, kernel: Statement, awaited: frozenset[str] | None = None, last: bool = True):
         """`awaited`: the tensors that a dependent launch must wait for; None: all. `last`: of its
         call."""
         self.kernel, self.info, self.awaited, self.last = kernel, kernel.arg, awaited, last
-        self.users: dict[UOp, list[UOp]] = {}  # storage -> instructions that name it
-        self.row_bytes: dict[UOp, int] = {}  # shared storage -> bytes in a row of its TMA boxes
-        self.copied: set[UOp] = set()  # shared storage that cp.async fills
+        self.users: dict[Storage, list[Statement]] = {}  # storage -> instructions that name it
+        self.row_bytes: dict[Storage, int] = {}  # shared storage -> bytes in a row of its TMA boxes
+        self.copied: set[Storage] = set()  # shared storage that cp.async fills
         for _, node in walk(kernel):
             if node.op is Op.ATOM:
                 row = atom(node.arg.atom)
@@ -58,26 +58,28 @@ class Program:
         held = every_value(kernel)
         self.unread = frozenset(s for s in self.private if s.arg.name in held)
         self.moves = Moves()
-        self.fixed: dict[UOp, int] = {}  # offsets of private operands that are constant, and inside
-        self._accesses: dict[UOp, tuple[tuple[Access, UOp, bool], ...]] = {}
-        self._parts: dict[tuple[UOp, ...], list[UOp | Straight]] = {}
+        self.fixed: dict[
+            Slot, int
+        ] = {}  # offsets of private operands that are constant, and inside
+        self._accesses: dict[Statement, tuple[tuple[Access, Slot, bool], ...]] = {}
+        self._parts: dict[tuple[Statement, ...], list[Statement | Straight]] = {}
         asked = [
             node.arg.attr("registers")
             for _, node in walk(kernel)
             if node.op is Op.ATOM and atom(node.arg.atom).effect == "registers"
         ]
         self.launched = registers_at_launch(kernel.arg, max(asked, default=0))
-        self._values: dict[UOp, Callable[[Env], int]] = {}
+        self._values: dict[Value, Callable[[Env], int]] = {}
         self._arithmetic = Arithmetic(kernel.arg)
 
-    def value(self, node: UOp) -> Callable[[Env], int]:
+    def value(self, node: Value) -> Callable[[Env], int]:
         found = self._values.get(node)
         if found is None:
             found = eval(f"lambda e: {self._arithmetic.source(node)}", {"min": min})
             self._values[node] = found
         return found
 
-    def accesses(self, node: UOp, row: Atom) -> tuple[tuple[Access, UOp, bool], ...]:
+    def accesses(self, node: Statement, row: Atom) -> tuple[tuple[Access, Slot, bool], ...]:
         """An instruction's, with what names their places, and whether it is private; but those of
         tensors that nothing in the kernel writes, which of what is read-only is a static rule."""
         found = self._accesses.get(node)
@@ -92,7 +94,7 @@ class Program:
             self._accesses[node] = found
         return found
 
-    def parts(self, body: tuple[UOp, ...]) -> list[UOp | Straight]:
+    def parts(self, body: tuple[Statement, ...]) -> list[Statement | Straight]:
         """Statements, those in a row that touch constant places of private registers together."""
         found = self._parts.get(body)
         if found is None:
@@ -106,7 +108,7 @@ class Program:
                     found += row
         return found
 
-    def _is_plain(self, node: UOp) -> bool:
+    def _is_plain(self, node: Statement) -> bool:
         """An instruction that changes nothing but private registers, in a way that nothing but
         their state decides."""
         if node.op is not Op.ATOM:
@@ -119,7 +121,7 @@ class Program:
             s.src[0] in self.private and s.src[1].op is s.src[2].op is Op.CONST for s in slots
         ) and not any(kind == "map" for _, kind in row.operands)
 
-    def writers(self, storage: UOp) -> str:
+    def writers(self, storage: Storage) -> str:
         """The instructions that write a storage, for a message."""
         return _list(
             node
@@ -128,7 +130,7 @@ class Program:
             if access.mode != "r" and _touches(node, access.operand, storage)
         )
 
-    def arrivers(self, bar: UOp) -> str:
+    def arrivers(self, bar: Storage) -> str:
         """The instructions that complete phases of a barrier, for a message."""
         return _list(
             node
@@ -138,7 +140,7 @@ class Program:
         )
 
 
-def _in_step(kernel: UOp) -> bool:
+def _in_step(kernel: Statement) -> bool:
     """Whether nothing is asynchronous, and warps wait only where all of the CTA or cluster do."""
     for _, node in walk(kernel):
         if node.op is Op.ATOM:
@@ -150,11 +152,11 @@ def _in_step(kernel: UOp) -> bool:
     return True
 
 
-def _touches(node: UOp, operand: str, storage: UOp) -> bool:
+def _touches(node: Statement, operand: str, storage: Storage) -> bool:
     return atom(node.arg.atom).operand(node, operand).src[0] is storage
 
 
-def _list(nodes: Iterable[UOp]) -> str:
+def _list(nodes: Iterable[Statement]) -> str:
     return ", ".join(dict.fromkeys(f"{show(n)} at {n.site}" for n in nodes)) or "no instruction"
 
 
@@ -163,8 +165,8 @@ class Straight:
     """Instructions one after the other, and what they make of states of the registers that they
     touch, by whether these must be read: told once, it holds for every warp and turn."""
 
-    body: tuple[UOp, ...]
-    places: list[UOp]
+    body: tuple[Statement, ...]
+    places: list[Storage]
     made: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -179,7 +181,7 @@ class Group:
     registers: int = 0
     remote: int = 0
     after: int = 0
-    last: UOp | None = None
+    last: Statement | None = None
 
     def flying(self) -> int:
         """What must be complete before the warp may leave."""
@@ -200,7 +202,7 @@ class Agent:
     warp: int
     env: Env
     trip: str  # the name of its class
-    node: UOp  # the statement that it is at
+    node: Statement  # the statement that it is at
     role: str = "prologue"
     every: Knowledge = field(default_factory=Knowledge)
     one: Knowledge = field(default_factory=Knowledge)
@@ -266,7 +268,7 @@ class Agent:
             out |= k.generic | k.async_ | k.tensor | k.tensor_seen
         return out
 
-    def refuse(self, fact: str, fix: str, node: UOp | None = None) -> NoReturn:
+    def refuse(self, fact: str, fix: str, node: Statement | None = None) -> NoReturn:
         """HazardError that names the warp's statement, or an earlier one's work that lands now."""
         where = node or self.node
         raise HazardError(
@@ -282,7 +284,7 @@ class Event(NamedTuple):
 
     agent: Agent
     who: str
-    node: UOp
+    node: Statement
 
     def __str__(self) -> str:
         if self.node.op is Op.KERNEL:

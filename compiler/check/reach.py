@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.atoms.table import atom
-from ptxflow.compiler.ir import FOLD, Op, UOp, body_of, walk
+from ptxflow.compiler.ir import FOLD, Op, Slot, Statement, UOp, Value, body_of, walk
 
 LANES, WORD = 32, 4
 UNBOUND, BOUNDED = 1 << 32, 1 << 18  # what a register may hold; more than an SM's shared memory
@@ -38,7 +38,7 @@ class Touch:
     """An access to global memory. It reaches `least` bytes of the tensor, or more unless this is
     `exact`."""
 
-    node: UOp
+    node: Statement
     tensor: str
     mode: str
     least: int = 0
@@ -48,7 +48,7 @@ class Touch:
 class Threads:
     """The threads of some CTAs of a kernel's launch, all at once: arrays [CTA, warp, lane]."""
 
-    def __init__(self, kernel: UOp, ctas: list[int], grid: int, scalars: Mapping[str, int]):
+    def __init__(self, kernel: Statement, ctas: list[int], grid: int, scalars: Mapping[str, int]):
         """`ctas` are numbers of a grid of `grid` CTAs; `scalars` are parameters by name."""
         info = kernel.arg
         self.kernel, self.scalars = kernel, scalars
@@ -60,7 +60,7 @@ class Threads:
             "lane": _axis(range(LANES), 2),
         }
         self.loops: dict[str, Array | None] = {}
-        self.known: dict[UOp, Array | None] = {}
+        self.known: dict[Value, Array | None] = {}
         self.all = np.ones((len(ctas), info.warps, LANES), np.bool_)
 
     def touches(self) -> Iterator[Touch]:
@@ -68,13 +68,13 @@ class Threads:
         with np.errstate(divide="ignore", over="ignore"):
             yield from self._block(self.kernel.src, self.all)
 
-    def value(self, node: UOp) -> Array | None:
+    def value(self, node: Value) -> Array | None:
         """What a value is in each thread; None where it depends on data."""
         if node not in self.known:
             self.known[node] = self._value(node)
         return self.known[node]
 
-    def _value(self, node: UOp) -> Array | None:
+    def _value(self, node: Value) -> Array | None:
         match node.op:
             case Op.CONST:
                 return _axis([node.arg[0]], 0)
@@ -89,7 +89,7 @@ class Threads:
         out: Array = OPERATIONS[node.arg](a, b)
         return out.astype(np.uint64)
 
-    def _block(self, body: tuple[UOp, ...], active: Array) -> Iterator[Touch]:
+    def _block(self, body: tuple[Statement, ...], active: Array) -> Iterator[Touch]:
         for node in body:
             match node.op:
                 case Op.ATOM:
@@ -105,11 +105,11 @@ class Threads:
             if inside.any():
                 yield from self._block(body_of(node), inside)
 
-    def _where(self, condition: UOp, active: Array) -> Array:
+    def _where(self, condition: Value, active: Array) -> Array:
         holds = self.value(condition)
         return active if holds is None else active & (holds != 0)
 
-    def _loop(self, node: UOp, active: Array) -> Array:
+    def _loop(self, node: Statement, active: Array) -> Array:
         """Its last turn; the first, if how many there are is unknown."""
         start, stop, step = map(self.value, node.src[1:4])
         name = node.src[0].arg[0]
@@ -120,7 +120,7 @@ class Threads:
         self.loops[name] = start + turns * step
         return active & (start < stop)
 
-    def _atom(self, node: UOp, active: Array) -> Iterator[Touch]:
+    def _atom(self, node: Statement, active: Array) -> Iterator[Touch]:
         row = atom(node.arg.atom)
         named = {name: source for (name, _), source in zip(row.operands, node.src, strict=True)}
         for access in row.accesses:
@@ -134,7 +134,7 @@ class Threads:
                     least = 0
                 yield Touch(node, tensor.arg.name, access.mode, least, exact)
 
-    def _end(self, node: UOp, named: Mapping[str, UOp], inside: Array) -> tuple[int, bool]:
+    def _end(self, node: Statement, named: Mapping[str, Any], inside: Array) -> tuple[int, bool]:
         """Of atoms that count elements of so many bytes from a base; where data say which threads
         take part, it may be the nearest of each CTA alone."""
         element, index = node.arg.attr("element"), named.get("index")
@@ -154,21 +154,21 @@ class Slots(Threads):
     have of their own: each must end in its slot, whatever data are, where masks or minima bound
     them. Left out are offsets that nothing bounds, and lanes and warps that data choose."""
 
-    def __init__(self, kernel: UOp):
+    def __init__(self, kernel: Statement):
         super().__init__(kernel, list(range(kernel.arg.cluster)), 0, {})
         del self.specials["ctaid"], self.specials["ctas"]
 
-    def _where(self, condition: UOp, active: Array) -> Array:
+    def _where(self, condition: Value, active: Array) -> Array:
         """A branch on data that all warps take or none may be taken."""
         told = self.value(condition) is not None or not _reads(condition, _THREAD)
         return super()._where(condition, active) & told
 
-    def _loop(self, node: UOp, active: Array) -> Array:
+    def _loop(self, node: Statement, active: Array) -> Array:
         """Its last turn, if it is known how many there are."""
         known = all(self.value(n) is not None for n in node.src[1:4])
         return super()._loop(node, active) & known
 
-    def _atom(self, node: UOp, active: Array) -> Iterator[Touch]:
+    def _atom(self, node: Statement, active: Array) -> Iterator[Touch]:
         row = atom(node.arg.atom)
         named = {name: source for (name, _), source in zip(row.operands, node.src, strict=True)}
         chosen = self.value(named["inside"]) if "inside" in named else active
@@ -183,7 +183,7 @@ class Slots(Threads):
                 if _is(slot, Op.SMEM):
                     yield Touch(node, slot.src[0].arg.name, access.mode, least, least <= slot.arg)
 
-    def _offset(self, node: UOp, data: int) -> Array | None:
+    def _offset(self, node: Value, data: int) -> Array | None:
         """An offset where all registers that it reads are this; None where it is not known."""
         if node.op is Op.VAR and node.arg[1] == "register":
             return _axis([data], 0)
@@ -193,7 +193,7 @@ class Slots(Threads):
         return None if a is None or b is None else OPERATIONS[node.arg](a, b).astype(np.uint64)
 
 
-def _is(operand: UOp, kind: Op) -> bool:
+def _is(operand: Slot, kind: Op) -> bool:
     """Whether an operand is a slot of storage of this kind."""
     return operand.op is Op.SLOT and operand.src[0].op is kind
 
@@ -205,7 +205,7 @@ def _axis(values: Any, axis: int) -> Array:
 
 
 @lru_cache(16)
-def reads_special(kernel: UOp, name: str) -> bool:
+def reads_special(kernel: Statement, name: str) -> bool:
     """Whether some value of the kernel depends on a special value."""
     return any(_reads(source, {name}) for _, node in walk(kernel) for source in node.src)
 

@@ -18,7 +18,7 @@ from ptxflow.compiler.check.state import (
     Unread,
 )
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.ir import Op, Statement, Storage
 
 _BAND = 8  # rows of a global tensor that share a history
 
@@ -31,7 +31,7 @@ class Run:
         self.events: list[Event] = []
         self.histories: dict[tuple[Any, ...], History] = {}
         #: registers of which all that is written must be read
-        self.demanded = program.private - program.unread if trip.outputs else frozenset[UOp]()
+        self.demanded = program.private - program.unread if trip.outputs else frozenset[Storage]()
         self.barriers: dict[tuple[Any, ...], Barrier] = {}
         self.rendezvous: dict[tuple[Any, ...], Rendezvous] = {}
         self.landing: list[Callable[[], None]] = []
@@ -45,7 +45,7 @@ class Run:
         self.free_registers = [0] * self.info.cluster  # a lane, summed over warps
         #: by warp, storage -> number of its state
         self.private = [
-            defaultdict[UOp, int](int) for _ in range(self.info.cluster * self.info.warps)
+            defaultdict[Storage, int](int) for _ in range(self.info.cluster * self.info.warps)
         ]
         self.steps = 0
         values = {name: value & MAX for name, value in trip.values}
@@ -70,7 +70,7 @@ class Run:
             for i in range(self.info.cluster * self.info.warps)
         ]
 
-    def _event(self, agent: Agent, node: UOp) -> int:
+    def _event(self, agent: Agent, node: Statement) -> int:
         self.events.append(Event(agent, agent.who(), node))
         return 1 << (len(self.events) - 1)
 

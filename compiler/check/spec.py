@@ -13,7 +13,7 @@ from ptxflow.compiler.check.program import registers_at_launch
 from ptxflow.compiler.check.reach import Slots
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import KernelInfo, Op, Role, UOp, body_of, show, walk
+from ptxflow.compiler.ir import KernelInfo, Op, Role, Statement, Storage, Value, body_of, show, walk
 from ptxflow.compiler.lower import layout
 
 
@@ -26,7 +26,7 @@ class Place:
     conditional: bool = False
 
 
-def check_spec(kernel: UOp, device: Device) -> int:
+def check_spec(kernel: Statement, device: Device) -> int:
     """Check every static rule; the number of checks that held. Raises SpecError at the first."""
     info: KernelInfo = kernel.arg
     whole = Role("block", 0, info.warps)
@@ -36,7 +36,7 @@ def check_spec(kernel: UOp, device: Device) -> int:
     return held + _read_only(kernel) + _offsets(kernel)
 
 
-def _offsets(kernel: UOp) -> int:
+def _offsets(kernel: Statement) -> int:
     """Lanes' offsets into shared memory end in the slot that the access names."""
     touches = list(Slots(kernel).touches())
     for touch in touches:
@@ -49,13 +49,12 @@ def _offsets(kernel: UOp) -> int:
     return len(touches)
 
 
-def _read_only(kernel: UOp) -> int:
+def _read_only(kernel: Statement) -> int:
     """What is read through the read-only path is written nowhere in the kernel (9.7.9.9 ld.nc)."""
-    reads, written = list[tuple[UOp, UOp]](), dict[UOp, UOp]()
+    reads, written = list[tuple[Statement, Storage]](), dict[Storage, Statement]()
     for _, node in walk(kernel):
-        row = atom(node.arg.atom) if node.op is Op.ATOM else None
-        for access in row.accesses if row else ():
-            storage = row.operand(node, access.operand).src[0] if row else node
+        for access in atom(node.arg.atom).accesses if node.op is Op.ATOM else ():
+            storage: Storage = atom(node.arg.atom).operand(node, access.operand).src[0]
             if access.proxy == READ_ONLY:
                 reads.append((node, storage))
             elif access.mode != "r":
@@ -67,11 +66,11 @@ def _read_only(kernel: UOp) -> int:
     return len(reads)
 
 
-def _fail(node: UOp, fact: str) -> None:
+def _fail(node: Statement, fact: str) -> None:
     raise SpecError(f"{show(node)} at {node.site}: {fact}")
 
 
-def _statement(node: UOp, place: Place, info: KernelInfo) -> int:
+def _statement(node: Statement, place: Place, info: KernelInfo) -> int:
     match node.op:
         case Op.ATOM:
             return _atom(node, place, info)
@@ -90,7 +89,7 @@ def _statement(node: UOp, place: Place, info: KernelInfo) -> int:
     return sum(_statement(s, place, info) for s in body_of(node))
 
 
-def _splits_registers(node: UOp) -> None:
+def _splits_registers(node: Statement) -> None:
     """A role that counts on a number of registers begins by asking for them."""
     regs, first = node.arg.regs, node.src[0] if node.src else node
     if regs and not (
@@ -101,19 +100,19 @@ def _splits_registers(node: UOp) -> None:
         _fail(node, f"role {node.arg.name} is to have {regs} registers: begin with setmaxnreg")
 
 
-def _uniform(node: UOp, values: tuple[UOp, ...]) -> None:
+def _uniform(node: Statement, values: tuple[Value, ...]) -> None:
     """Lanes of a warp branch together: barriers and .aligned instructions rely on it."""
     if any(_depends(v, "lane") for v in values):
         _fail(node, "branches on the lane: lanes must stay together, use elect")
 
 
-def _depends(node: UOp, name: str) -> bool:
+def _depends(node: Value, name: str) -> bool:
     if node.op is Op.VAR:
         return bool(node.arg == (name, "special"))
     return any(_depends(s, name) for s in node.src)
 
 
-def _atom(node: UOp, place: Place, info: KernelInfo) -> int:
+def _atom(node: Statement, place: Place, info: KernelInfo) -> int:
     try:
         row = atom(node.arg.atom)
     except KeyError as unknown:
@@ -136,7 +135,7 @@ def _atom(node: UOp, place: Place, info: KernelInfo) -> int:
     return len(row.operands) + len(row.rules) + 2
 
 
-def _scope(node: UOp, row: Atom, place: Place) -> None:
+def _scope(node: Statement, row: Atom, place: Place) -> None:
     if row.lanes is Lanes.ONE and not place.elected:
         _fail(node, "one lane issues this: put it under elect")
     if row.lanes is Lanes.ALL and place.elected:
@@ -150,7 +149,7 @@ def _scope(node: UOp, row: Atom, place: Place) -> None:
         _fail(node, "every warp of the block must run this, outside any role")
 
 
-def _budgets(kernel: UOp, device: Device) -> int:
+def _budgets(kernel: Statement, device: Device) -> int:
     info: KernelInfo = kernel.arg
     plan = layout(info)
     roles = [s for s in kernel.src if s.op is Op.ROLE]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ptxflow.compiler.ir import Op, UOp, show
+from ptxflow.compiler.ir import Op, Statement, show
 
 COMMUTING = ("r", "a")  # accesses that need no order among their own kind
 Region = tuple[int, int, int, int]  # [lo, hi) in the storage's unit, [lo, hi) across it
@@ -143,7 +143,7 @@ class Past:
 
     event: int
     bit: int
-    node: UOp
+    node: Statement
     mode: str
     region: Region
     agent: int
@@ -156,7 +156,7 @@ class Unread(NamedTuple):
     """What a statement put into a region and nobody has read yet; `loaded`: TMA did it."""
 
     event: int
-    node: UOp
+    node: Statement
     region: Region
     loaded: bool
 
@@ -175,7 +175,7 @@ class History:
     fresh: list[Region] = field(default_factory=list)  # of sums in memory: nothing added yet
     used: dict[int, list[Region]] = field(default_factory=dict)  # bit of a read -> still there
     old: dict[int, list[Region]] = field(default_factory=dict)  # bit of a refill -> left out of it
-    began: dict[int, UOp] = field(default_factory=dict)  # bit of a refill -> its first statement
+    began: dict[int, Statement] = field(default_factory=dict)  # bit of a refill -> its first
 
     def conflicts(self, region: Region, mode: str, known: int, pipe: str) -> Past | None:
         """The first earlier conflicting access that is not known.
@@ -239,7 +239,7 @@ class History:
                 if not held[bit]:
                     del held[bit]
 
-    def refill(self, bit: int, known: int, node: UOp) -> None:
+    def refill(self, bit: int, known: int, node: Statement) -> None:
         """A copy that comes after reads of other parts of the stage begins a new round: for those
         who know of it, these parts are old until they are written, too."""
         for read in [r for r in self.used if r & known]:
@@ -277,7 +277,7 @@ class Barrier:
     distant: Message = field(default_factory=Message)  # what peers released: acquire.cluster
     done: dict[int, tuple[Message, Message]] = field(default_factory=dict)
     init: int = -1  # event of the mbarrier.init
-    arrivers: dict[UOp, int] = field(default_factory=dict)  # in the current phase
+    arrivers: dict[Statement, int] = field(default_factory=dict)  # in the current phase
 
     def settle(self) -> None:
         """Complete the phase if nothing is outstanding."""
@@ -307,13 +307,13 @@ class Rendezvous:
     """A CTA, named or cluster barrier: everybody arrives, then everybody knows what all knew."""
 
     expected: int
-    arrived: dict[int, UOp] = field(default_factory=dict)  # by agent, with its statement
+    arrived: dict[int, Statement] = field(default_factory=dict)  # by agent, with its statement
     generation: int = 0
     over: int = 0  # event: the last generation is complete
     message: Message = field(default_factory=Message)
     done: dict[int, Message] = field(default_factory=dict)
 
-    def arrive(self, agent: int, node: UOp, message: Message) -> int:
+    def arrive(self, agent: int, node: Statement, message: Message) -> int:
         """The generation that this arrival belongs to."""
         mine = self.generation
         self.arrived[agent] = node

@@ -12,7 +12,7 @@ from ptxflow.compiler.check.access import LANES, Accesses
 from ptxflow.compiler.check.program import Agent, Group, Steps
 from ptxflow.compiler.check.state import Barrier, Knowledge, Message, Rendezvous
 from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.ir import Op, Statement
 
 BYTES = 4  # of a register
 
@@ -22,7 +22,7 @@ class Synchronisation(Accesses):
 
     # -- mbarriers ----------------------------------------------------------------------------
 
-    def _do_mbar_wait(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+    def _do_mbar_wait(self, agent: Agent, node: Statement, lanes: int) -> Steps:
         bar = self._barrier(agent, node.src[0], agent.cta)
         parity = self.program.value(node.src[1])(agent.env)
         if parity > 1:
@@ -46,7 +46,7 @@ class Synchronisation(Accesses):
             if node.arg.attr("acquire"):
                 agent.learn(far)
 
-    def _observe(self, agent: Agent, node: UOp, bar: Barrier) -> None:
+    def _observe(self, agent: Agent, node: Statement, bar: Barrier) -> None:
         """Seeing a phase complete is an event: whoever arrives for the next must know it; for the
         phase before the first, too, which a wait with parity 1 sees."""
         bit = self._event(agent, node)
@@ -57,7 +57,7 @@ class Synchronisation(Accesses):
         self.handed |= bit
         agent.learn(Message(bit, bit, bit))
 
-    def _do_mbar_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_mbar_arrive(self, agent: Agent, node: Statement, lanes: int) -> None:
         row = atom(node.arg.atom)
         message = agent.message(lanes)
         if not any(name == "rank" for name, _ in row.operands):
@@ -82,7 +82,7 @@ class Synchronisation(Accesses):
     def _arrive(
         self,
         agent: Agent,
-        node: UOp,
+        node: Statement,
         bar: Barrier,
         lanes: int,
         message: Message,
@@ -123,14 +123,14 @@ class Synchronisation(Accesses):
                 wait.node,
             )
 
-    def _do_tma_load(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_tma_load(self, agent: Agent, node: Statement, lanes: int) -> None:
         columns, rows = node.arg.attr("box")
         self._load(agent, node, columns * rows * node.arg.attr("element"))
 
-    def _do_bulk_load(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_bulk_load(self, agent: Agent, node: Statement, lanes: int) -> None:
         self._load(agent, node, node.arg.attr("bytes"))
 
-    def _load(self, agent: Agent, node: UOp, size: int) -> None:
+    def _load(self, agent: Agent, node: Statement, size: int) -> None:
         """Bytes into CTAs, counted on a barrier of each when they have landed."""
         operand = atom(node.arg.atom).operand(node, "bar")
         for cta in self._masked(agent, node.arg.attr("mask")):
@@ -141,7 +141,7 @@ class Synchronisation(Accesses):
             message = Message(bits | seen, bits | seen, bits | seen)
             self._later(partial(self._complete, bar, size, message))
 
-    def _do_st_async(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_st_async(self, agent: Agent, node: Statement, lanes: int) -> None:
         """Each lane's bytes complete on a barrier beside them; whoever waits there at cluster scope
         sees them (PTX ISA 9.7.9.12: complete_tx releases at cluster scope)."""
         row = atom(node.arg.atom)
@@ -172,7 +172,7 @@ class Synchronisation(Accesses):
         else:
             land()
 
-    def _do_tcgen05_commit(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_tcgen05_commit(self, agent: Agent, node: Statement, lanes: int) -> None:
         """An arrival when all earlier tcgen05 operations of the thread are complete.
 
         Commits of one thread arrive in their order (practice; the ISA does not list the pair).
@@ -197,14 +197,14 @@ class Synchronisation(Accesses):
 
     # -- groups -------------------------------------------------------------------------------
 
-    def _do_mma(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_mma(self, agent: Agent, node: Statement, lanes: int) -> None:
         """The accesses say it all: operations stay open until they are committed."""
 
-    def _do_commit(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_commit(self, agent: Agent, node: Statement, lanes: int) -> None:
         pipe = node.arg.attr("pipe")
         agent.groups.setdefault(pipe, []).append(agent.open.pop(pipe, Group()))
 
-    def _do_wait_group(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_wait_group(self, agent: Agent, node: Statement, lanes: int) -> None:
         """Registers go back to the generic proxy: wgmma takes them again behind wgmma.fence."""
         pipe, pending = node.arg.attr("pipe"), node.arg.attr("pending")
         groups = agent.groups.setdefault(pipe, [])
@@ -214,7 +214,7 @@ class Synchronisation(Accesses):
             agent.knows.async_ |= group.local
             agent.own[Op.FRAG, True] = agent.own.get((Op.FRAG, True), 0) | group.registers
 
-    def _do_wait_copies(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_wait_copies(self, agent: Agent, node: Statement, lanes: int) -> None:
         """Each lane knows that its own copies have landed; all do once they meet. As it would its
         own stores, a fence of each lane takes them to the async proxy."""
         groups = agent.groups.setdefault("copies", [])
@@ -224,7 +224,7 @@ class Synchronisation(Accesses):
             agent.apart |= local
             agent.own[Op.SMEM, True] = agent.own.get((Op.SMEM, True), 0) | local
 
-    def _do_copies_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_copies_arrive(self, agent: Agent, node: Statement, lanes: int) -> None:
         """Every lane arrives when its copies so far have landed; who waits there sees them."""
         bits = agent.open.pop("copies", Group()).local
         for group in agent.groups.pop("copies", []):
@@ -234,13 +234,13 @@ class Synchronisation(Accesses):
         message = Message(bits | seen, seen, seen)
         self._later(partial(self._arrive, agent, node, bar, lanes, message, agent.known()))
 
-    def _do_wait_ld(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_wait_ld(self, agent: Agent, node: Statement, lanes: int) -> None:
         group = agent.open.pop("ld", Group())
         agent.knows.generic |= group.local | group.registers
         agent.knows.tensor |= group.local
         agent.apart |= group.local
 
-    def _do_wait_st(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_wait_st(self, agent: Agent, node: Statement, lanes: int) -> None:
         """The warp's stores to tensor memory are there for its own later accesses; others come
         after a fence::before_thread_sync."""
         group = agent.open.pop("st", Group())
@@ -254,13 +254,13 @@ class Synchronisation(Accesses):
         """Whose knowledge a fence changes: the elected lane's, and every lane's if all fence."""
         return [(agent.one, False)] + ([(agent.every, True)] if lanes > 1 else [])
 
-    def _do_fence_mbar_init(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_fence_mbar_init(self, agent: Agent, node: Statement, lanes: int) -> None:
         """It releases at cluster scope: a relaxed cluster barrier behind it hands them over."""
         initialised = agent.own.get((Op.MBAR, False), 0)
         agent.one.async_ |= initialised
         self.handed |= initialised
 
-    def _do_fence_proxy_async(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_fence_proxy_async(self, agent: Agent, node: Statement, lanes: int) -> None:
         """Only the lane's own accesses: a fence by one thread does nothing for others' writes, and
         none knows of others' fences before they meet."""
         for knows, joint in self._parts(agent, lanes):
@@ -269,14 +269,14 @@ class Synchronisation(Accesses):
             knows.async_ |= own
             knows.tensor |= own
 
-    def _do_fence_registers(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_fence_registers(self, agent: Agent, node: Statement, lanes: int) -> None:
         agent.every.wgmma |= agent.every.async_ | agent.own.get((Op.FRAG, True), 0)
 
-    def _do_fence_before(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_fence_before(self, agent: Agent, node: Statement, lanes: int) -> None:
         for knows, _ in self._parts(agent, lanes):
             knows.tensor_released |= knows.tensor
 
-    def _do_fence_after(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_fence_after(self, agent: Agent, node: Statement, lanes: int) -> None:
         for knows, _ in self._parts(agent, lanes):
             knows.tensor |= knows.tensor_seen
 
@@ -298,7 +298,7 @@ class Synchronisation(Accesses):
             )
         return meeting
 
-    def _come(self, agent: Agent, node: UOp, meeting: Rendezvous) -> int:
+    def _come(self, agent: Agent, node: Statement, meeting: Rendezvous) -> int:
         """Arrive; who meets learns that the generation is complete."""
         if meeting.over and not meeting.over & agent.known():
             agent.refuse(
@@ -313,7 +313,7 @@ class Synchronisation(Accesses):
             meeting.done[mine].add(Message(bit, bit, bit))
         return mine
 
-    def _meet(self, agent: Agent, node: UOp, key: tuple[Any, ...], expected: int) -> Steps:
+    def _meet(self, agent: Agent, node: Statement, key: tuple[Any, ...], expected: int) -> Steps:
         meeting = self._meeting(agent, key, expected)
         mine = self._come(agent, node, meeting)
         while meeting.generation == mine:
@@ -322,22 +322,22 @@ class Synchronisation(Accesses):
         agent.sync_lanes()
         agent.learn(meeting.done[mine])
 
-    def _do_cta_sync(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+    def _do_cta_sync(self, agent: Agent, node: Statement, lanes: int) -> Steps:
         return self._meet(agent, node, (agent.cta, 0), self.info.warps)
 
-    def _do_named_sync(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+    def _do_named_sync(self, agent: Agent, node: Statement, lanes: int) -> Steps:
         use = node.arg
         return self._meet(agent, node, (agent.cta, use.attr("id")), use.attr("threads") // LANES)
 
-    def _do_named_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_named_arrive(self, agent: Agent, node: Statement, lanes: int) -> None:
         use = node.arg
         key = (agent.cta, use.attr("id"))
         self._come(agent, node, self._meeting(agent, key, use.attr("threads") // LANES))
 
-    def _do_warp_sync(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_warp_sync(self, agent: Agent, node: Statement, lanes: int) -> None:
         agent.sync_lanes()
 
-    def _do_cluster_arrive(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_cluster_arrive(self, agent: Agent, node: Statement, lanes: int) -> None:
         if agent.cluster_arrivals != agent.cluster_waits:
             agent.refuse("arrives twice without a wait", "pair arrive and wait")
         meeting = self.rendezvous.setdefault(("cluster",), Rendezvous(len(self.agents)))
@@ -347,7 +347,7 @@ class Synchronisation(Accesses):
         meeting.arrive(agent.index, node, message)
         agent.cluster_arrivals += 1
 
-    def _do_cluster_wait(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+    def _do_cluster_wait(self, agent: Agent, node: Statement, lanes: int) -> Steps:
         if agent.cluster_waits >= agent.cluster_arrivals:
             agent.refuse(
                 "waits for the cluster without having arrived",
@@ -364,13 +364,13 @@ class Synchronisation(Accesses):
 
     # -- grids and registers ------------------------------------------------------------------
 
-    def _do_grid_wait(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_grid_wait(self, agent: Agent, node: Statement, lanes: int) -> None:
         bit = self._event(agent, node)
         self.grid_waits |= bit
         agent.knows.generic |= bit
         agent.knows.async_ |= bit
 
-    def _do_let_dependents(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_let_dependents(self, agent: Agent, node: Statement, lanes: int) -> None:
         """The next launch of a call relies on this one having waited for what is before the call;
         the next call waits itself."""
         waited = agent.knows.generic & self.grid_waits
@@ -380,7 +380,7 @@ class Synchronisation(Accesses):
                 "griddepcontrol.wait before it",
             )
 
-    def _do_registers(self, agent: Agent, node: UOp, lanes: int) -> Steps:
+    def _do_registers(self, agent: Agent, node: Statement, lanes: int) -> Steps:
         """setmaxnreg: dec gives registers to the CTA's pool, inc waits until they are there."""
         asked, up = node.arg.attr("registers"), node.arg.attr("direction") == "inc"
         if asked != agent.registers and (asked > agent.registers) != up:
@@ -396,7 +396,7 @@ class Synchronisation(Accesses):
 
     # -- tensor memory ------------------------------------------------------------------------
 
-    def _do_tmem_alloc(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_tmem_alloc(self, agent: Agent, node: Statement, lanes: int) -> None:
         memory = self.tmem[agent.cta]
         if node.arg.attr("cta_group") == 2 and not agent.cluster_waits:
             agent.refuse(
@@ -411,13 +411,13 @@ class Synchronisation(Accesses):
         memory.event = self._event(agent, node)
         agent.knows.generic |= memory.event
 
-    def _do_tmem_relinquish(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_tmem_relinquish(self, agent: Agent, node: Statement, lanes: int) -> None:
         self.tmem[agent.cta].relinquished = True
 
-    def _do_tmem_address(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_tmem_address(self, agent: Agent, node: Statement, lanes: int) -> None:
         agent.has_address = True
 
-    def _do_tmem_dealloc(self, agent: Agent, node: UOp, lanes: int) -> None:
+    def _do_tmem_dealloc(self, agent: Agent, node: Statement, lanes: int) -> None:
         memory = self.tmem[agent.cta]
         if memory.state != "allocated" or not agent.has_address:
             agent.refuse("frees tensor memory it has not", "alloc before dealloc")

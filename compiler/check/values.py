@@ -10,30 +10,30 @@ from functools import lru_cache
 
 from ptxflow.compiler.atoms.table import Lanes, atom
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import STATEMENTS, Op, UOp, body_of, show, walk
+from ptxflow.compiler.ir import Op, Statement, UOp, Value, body_of, show, walk
 
 
-def check_values(kernel: UOp) -> int:
+def check_values(kernel: Statement) -> int:
     """Check every use of a held value; the number of checks that held. Raises SpecError."""
     return _Walk().kernel(kernel)
 
 
-def every_value(kernel: UOp) -> set[str]:
+def every_value(kernel: Statement) -> set[str]:
     """The registers whose content some value depends on: values read them."""
-    sources = (s for _, node in walk(kernel) for s in node.src if s.op not in STATEMENTS)
+    sources = (s for _, node in walk(kernel) for s in node.src if not isinstance(s, Statement))
     return {name for s in sources for name in registers_of(s)}
 
 
-def needed_values(kernel: UOp) -> set[str]:
+def needed_values(kernel: Statement) -> set[str]:
     """The registers whose content an abstract run must know: all that some value depends on, but
     operands that it does not follow."""
     sources = (s for _, node in walk(kernel) for s in _followed(node))
     return {name for s in sources for name in registers_of(s)}
 
 
-def _followed(node: UOp) -> list[UOp]:
+def _followed(node: Statement) -> list[UOp]:
     if node.op is not Op.ATOM:
-        return [s for s in node.src if s.op not in STATEMENTS]
+        return [s for s in node.src if not isinstance(s, Statement)]
     row = atom(node.arg.atom)
     named = zip(row.operands, node.src, strict=True)
     return [s for (name, _), s in named if name not in row.unfollowed]
@@ -45,12 +45,12 @@ class _Walk:
     """
 
     def __init__(self) -> None:
-        self.writers: dict[str, set[UOp]] = {}
+        self.writers: dict[str, set[Statement]] = {}
         self.parted: set[str] = set()
         self.used: set[str] = set()
-        self.together: list[tuple[UOp, str]] = []  # statements, and registers they need alike
+        self.together: list[tuple[Statement, str]] = []  # statements, and registers they need alike
 
-    def kernel(self, kernel: UOp) -> int:
+    def kernel(self, kernel: Statement) -> int:
         before = -1
         while before != len(self.parted):
             before, self.together = len(self.parted), []
@@ -70,7 +70,7 @@ class _Walk:
                 )
         return checks
 
-    def block(self, body: tuple[UOp, ...], known: set[str], elected: bool) -> int:
+    def block(self, body: tuple[Statement, ...], known: set[str], elected: bool) -> int:
         known, checks = set(known), 0
         for node in body:
             checks += self._uses(node, known)
@@ -82,10 +82,10 @@ class _Walk:
                 checks += self.block(body_of(node), known, alone)
         return checks
 
-    def _uses(self, node: UOp, known: set[str]) -> int:
+    def _uses(self, node: Statement, known: set[str]) -> int:
         checks = 0
         for source in node.src:
-            if source.op in STATEMENTS:
+            if isinstance(source, Statement):
                 continue
             place = source.op is Op.SLOT and source.src[0].op is not Op.GLOBAL
             for name in registers_of(source):
@@ -100,7 +100,7 @@ class _Walk:
                     self.together.append((node, name))
         return checks
 
-    def _writes(self, node: UOp, known: set[str], elected: bool) -> None:
+    def _writes(self, node: Statement, known: set[str], elected: bool) -> None:
         row = atom(node.arg.atom)
         for access in row.accesses:
             target = row.operand(node, access.operand)
@@ -113,7 +113,7 @@ class _Walk:
             if not elected:  # else the other lanes would not have it
                 known.add(name)
 
-    def _alike(self, node: UOp, target: str) -> bool:
+    def _alike(self, node: Statement, target: str) -> bool:
         """Whether all lanes of a warp get the same: nothing that it reads differs between them."""
         row = atom(node.arg.atom)
         if node.arg.attr("alike"):
@@ -139,7 +139,7 @@ def registers_of(node: UOp) -> frozenset[str]:
 
 
 @lru_cache(1 << 15)
-def varies(node: UOp) -> bool:
+def varies(node: Value) -> bool:
     """Whether a value differs between lanes because it depends on the lane's number."""
     if node.op is Op.VAR:
         return bool(node.arg == ("lane", "special"))

@@ -1,4 +1,4 @@
-"""Nodes: values, storage and statements as one interned class; values and their arithmetic."""
+"""Nodes, interned: values and their arithmetic, storage and slots of it, statements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum, auto
 from functools import cached_property
-from typing import Any, ClassVar
+from operator import and_, floordiv, mod, or_, rshift, xor
+from typing import Any, Self
 
 
 class Op(Enum):
@@ -33,8 +34,6 @@ class Op(Enum):
 
 
 VALUES = {Op.CONST, Op.PARAM, Op.VAR, Op.ALU}
-STORAGE = {Op.SMEM, Op.MBAR, Op.FRAG, Op.TMEM, Op.GLOBAL}
-STATEMENTS = {Op.ATOM, Op.LOOP, Op.IF, Op.ROLE, Op.KERNEL, Op.PROGRAM}
 
 
 @dataclass(frozen=True)
@@ -67,122 +66,104 @@ class Use:
         return dict(self.attrs)
 
 
+_INTERNED = weakref.WeakValueDictionary[tuple[Any, ...], Any]()
+
+
 class UOp:
-    """One node. Build through the constructors below: equal nodes are the same object."""
+    """One node, of the class of its op. Equal nodes are the same object."""
 
     __slots__ = ("__weakref__", "arg", "op", "site", "src")
-    _interned: ClassVar[weakref.WeakValueDictionary[tuple[Any, ...], UOp]] = (
-        weakref.WeakValueDictionary()
-    )
-
     op: Op
     src: tuple[UOp, ...]
     arg: Any
     site: str
 
-    def __new__(cls, op: Op, src: tuple[UOp, ...] = (), arg: Any = None, site: str = "") -> UOp:
+    def __new__(cls, op: Op, src: tuple[UOp, ...] = (), arg: Any = None, site: str = "") -> Self:
         key = (op, arg, site, tuple(map(id, src)))
-        found = cls._interned.get(key)
+        found: Self | None = _INTERNED.get(key)
         if found is None:
-            found = super().__new__(cls)
-            found.op, found.src, found.arg, found.site = op, src, arg, site
-            cls._interned[key] = found
+            found = new = object.__new__(_CLASSES[op])
+            new.op, new.src, new.arg, new.site = op, src, arg, site
+            _INTERNED[key] = new
         return found
 
     def __repr__(self) -> str:
         return show(self)
 
-    def __add__(self, other: Value) -> UOp:
-        return alu("add", self, other)
 
-    def __radd__(self, other: Value) -> UOp:
-        return alu("add", other, self)
-
-    def __sub__(self, other: Value) -> UOp:
-        return alu("sub", self, other)
-
-    def __rsub__(self, other: Value) -> UOp:
-        return alu("sub", other, self)
-
-    def __mul__(self, other: Value) -> UOp:
-        return alu("mul", self, other)
-
-    def __rmul__(self, other: Value) -> UOp:
-        return alu("mul", other, self)
-
-    def __floordiv__(self, other: Value) -> UOp:
-        return alu("div", self, other)
-
-    def __mod__(self, other: Value) -> UOp:
-        return alu("rem", self, other)
-
-    def __xor__(self, other: Value) -> UOp:
-        return alu("xor", self, other)
-
-    def __and__(self, other: Value) -> UOp:
-        return alu("and", self, other)
-
-    def __or__(self, other: Value) -> UOp:
-        return alu("or", self, other)
-
-    def __lshift__(self, other: Value) -> UOp:
-        return alu("shl", self, other)
-
-    def __rshift__(self, other: Value) -> UOp:
-        return alu("shr", self, other)
-
-    def __lt__(self, other: Value) -> UOp:
-        return alu("lt", self, other)
-
-    def __ge__(self, other: Value) -> UOp:
-        return alu("ge", self, other)
-
-    def eq(self, other: Value) -> UOp:
-        return alu("eq", self, other)
-
-    def ne(self, other: Value) -> UOp:
-        return alu("ne", self, other)
-
-    def min(self, other: Value) -> UOp:
-        return alu("min", self, other)
+def _binary(name: str) -> Callable[[Value, Scalar], Value]:
+    return lambda a, b: alu(name, a, b)
 
 
-Value = UOp | int
+def _swapped(name: str) -> Callable[[Value, Scalar], Value]:
+    return lambda b, a: alu(name, a, b)
+
+
+class Value(UOp):
+    """An unsigned number of 32 bits: a constant, a parameter, a variable, or computed of values."""
+
+    __slots__ = ()
+    src: tuple[Value, ...]
+
+    __add__, __radd__ = _binary("add"), _swapped("add")
+    __sub__, __rsub__ = _binary("sub"), _swapped("sub")
+    __mul__, __rmul__ = _binary("mul"), _swapped("mul")
+    __floordiv__, __mod__ = _binary("div"), _binary("rem")
+    __and__, __or__, __xor__ = _binary("and"), _binary("or"), _binary("xor")
+    __lshift__, __rshift__ = _binary("shl"), _binary("shr")
+    __lt__, __ge__, eq, ne, min = map(_binary, ("lt", "ge", "eq", "ne", "min"))
+
+
+class Storage(UOp):
+    """Shared memory, mbarriers, registers, tensor memory, or a tensor in global memory."""
+
+    __slots__ = ()
+    arg: Buffer
+
+
+class Slot(UOp):
+    """A part of a storage: what an instruction accesses."""
+
+    __slots__ = ()
+    src: tuple[Storage, Value, Value]
+
+
+class Statement(UOp):
+    """What runs, in the order of its tree."""
+
+    __slots__ = ()
+    src: tuple[Any, ...]  # of classes by op, see `Op`, and by the table of instructions
+
+
+Scalar = Value | int
+_STORAGE = (Op.SMEM, Op.MBAR, Op.FRAG, Op.TMEM, Op.GLOBAL)
+_CLASSES: dict[Op, Any] = dict.fromkeys(Op, Statement) | dict.fromkeys(VALUES, Value)
+_CLASSES |= dict.fromkeys(_STORAGE, Storage) | {Op.SLOT: Slot}
 
 _M32 = 0xFFFFFFFF
 #: unsigned 32-bit arithmetic; comparisons give 0 or 1
 FOLD: dict[str, Callable[[int, int], int]] = {
-    "add": lambda a, b: (a + b) & _M32,
-    "sub": lambda a, b: (a - b) & _M32,
-    "mul": lambda a, b: (a * b) & _M32,
-    "mulhi": lambda a, b: (a * b) >> 32,
-    "div": lambda a, b: a // b,
-    "rem": lambda a, b: a % b,
-    "xor": lambda a, b: a ^ b,
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "shl": lambda a, b: (a << b) & _M32,
-    "shr": lambda a, b: a >> b,
-    "min": min,
-    "lt": lambda a, b: int(a < b),
-    "ge": lambda a, b: int(a >= b),
-    "eq": lambda a, b: int(a == b),
-    "ne": lambda a, b: int(a != b),
-}
+    "add": lambda a, b: (a + b) & _M32, "sub": lambda a, b: (a - b) & _M32,
+    "mul": lambda a, b: (a * b) & _M32, "mulhi": lambda a, b: (a * b) >> 32,
+    "div": floordiv, "rem": mod, "xor": xor, "and": and_, "or": or_, "min": min,
+    "shl": lambda a, b: (a << b) & _M32, "shr": rshift,
+    "lt": lambda a, b: int(a < b), "ge": lambda a, b: int(a >= b),
+    "eq": lambda a, b: int(a == b), "ne": lambda a, b: int(a != b),
+}  # fmt: skip
 PREDICATES = {"lt", "ge", "eq", "ne"}
 _IDENTITY = {"add": 0, "sub": 0, "mul": 1, "div": 1, "xor": 0, "or": 0, "shl": 0, "shr": 0}
 
 
-def const(value: int, name: str = "") -> UOp:
+def const(value: int, name: str = "") -> Value:
     """An unsigned 32-bit constant. A named one is a dimension, which abstract runs may shrink."""
-    return UOp(Op.CONST, (), (value & _M32, name))
+    return Value(Op.CONST, (), (value & _M32, name))
 
 
-def value(v: Value) -> UOp:
+def value(v: Scalar) -> Value:
     return const(v) if isinstance(v, int) else v
 
 
-def alu(name: str, a: Value, b: Value) -> UOp:
+def alu(name: str, a: Scalar, b: Scalar) -> Value:
     """A binary operation; plain constants fold, dimensions do not (they may be shrunk)."""
     x, y = value(a), value(b)
     if x.op is Op.CONST and y.op is Op.CONST and not x.arg[1] and not y.arg[1]:
@@ -194,27 +175,27 @@ def alu(name: str, a: Value, b: Value) -> UOp:
             return const(0)
     if x.op is Op.CONST and not x.arg[1] and name in ("add", "mul") and x.arg[0] == _IDENTITY[name]:
         return y
-    return UOp(Op.ALU, (x, y), name)
+    return Value(Op.ALU, (x, y), name)
 
 
-def param(name: str) -> UOp:
-    return UOp(Op.PARAM, (), name)
+def param(name: str) -> Value:
+    return Value(Op.PARAM, (), name)
 
 
-def var(name: str) -> UOp:
+def var(name: str) -> Value:
     """A loop variable; names are unique within a kernel."""
-    return UOp(Op.VAR, (), (name, "loop"))
+    return Value(Op.VAR, (), (name, "loop"))
 
 
-def special(name: str) -> UOp:
+def special(name: str) -> Value:
     """A special value: ctaid, cta_rank (in its cluster), warp (in its block), lane."""
-    return UOp(Op.VAR, (), (name, "special"))
+    return Value(Op.VAR, (), (name, "special"))
 
 
 CTAID, CTA_RANK, WARP, LANE = map(special, ("ctaid", "cta_rank", "warp", "lane"))
 
 
-def digest(node: UOp) -> str:
+def digest(node: Statement) -> str:
     """sha256 of all that a node is, down to its leaves; equal in every process."""
     known: dict[UOp, str] = {}
 
@@ -243,6 +224,8 @@ def _text(data: Any, of: Callable[[UOp], str]) -> str:
 
 def show(node: UOp) -> str:
     """A node as error messages print it: instructions with what they touch, not how it is found."""
+    if isinstance(node, Storage):
+        return node.arg.name
     match node.op:
         case Op.CONST:
             return node.arg[1] or str(node.arg[0])
@@ -257,6 +240,4 @@ def show(node: UOp) -> str:
         case Op.ATOM:
             named = [s for s in node.src if s.op in (Op.SLOT, Op.PARAM)]
             return f"{node.arg.atom}({', '.join(map(show, named))})"
-        case _ if node.op in STORAGE:
-            return str(node.arg.name)
     return node.op.name.lower()

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Union
 
-from ptxflow.compiler.ir.nodes import STATEMENTS, Op, UOp, Value, value
+from ptxflow.compiler.ir.nodes import Op, Scalar, Statement, Storage, UOp, Value, value
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class KernelInfo:
     warps: int
     cluster: int
     params: Params
-    storage: tuple[UOp, ...]
+    storage: tuple[Storage, ...]
     cta_group: int = 1
     dependent: bool = False  # launched while the grid before it may still run
     #: dependent, and first of its call: the tensors that nobody writes while it waits
@@ -72,54 +72,54 @@ def call_site() -> str:
     return "?"
 
 
-Body = Union[UOp, Sequence["Body"], None]  # noqa: UP007  a string cannot be |-ed
+Body = Union[Statement, Sequence["Body"], None]  # noqa: UP007  a string cannot be |-ed
 
 
-def flatten(body: Body) -> Iterator[UOp]:
+def flatten(body: Body) -> Iterator[Statement]:
     """Statements of nested lists in order; None is nothing."""
     if body is None:
         return
-    if isinstance(body, UOp):
-        if body.op not in STATEMENTS:
-            raise TypeError(f"{body!r} is not a statement")
+    if isinstance(body, Statement):
         yield body
-        return
-    for part in body:
-        yield from flatten(part)
+    elif isinstance(body, UOp):
+        raise TypeError(f"{body!r} is not a statement")
+    else:
+        for part in body:
+            yield from flatten(part)
 
 
 def loop(
-    index: UOp, stop: Value, *body: Body, start: Value = 0, step: Value = 1, rolled: bool = False
-) -> UOp:
+    i: Value, stop: Scalar, *body: Body, start: Scalar = 0, step: Scalar = 1, rolled: bool = False
+) -> Statement:
     """A counted loop; `rolled`: the assembler must not unroll it, since the body already is."""
-    src = (index, value(start), value(stop), value(step), *flatten(list(body)))
-    return UOp(Op.LOOP, src, rolled, call_site())
+    src = (i, value(start), value(stop), value(step), *flatten(list(body)))
+    return Statement(Op.LOOP, src, rolled, call_site())
 
 
-def when(condition: UOp, *body: Body) -> UOp:
+def when(condition: Value, *body: Body) -> Statement:
     """Run the body where the warp-uniform condition holds."""
-    return UOp(Op.IF, (condition, *flatten(list(body))), False, call_site())
+    return Statement(Op.IF, (condition, *flatten(list(body))), False, call_site())
 
 
-def elect(condition: UOp, *body: Body) -> UOp:
+def elect(condition: Value, *body: Body) -> Statement:
     """Run the body in one elected lane of each warp for which the condition holds."""
-    return UOp(Op.IF, (condition, *flatten(list(body))), True, call_site())
+    return Statement(Op.IF, (condition, *flatten(list(body))), True, call_site())
 
 
-def role(spec: Role, *body: Body) -> UOp:
-    return UOp(Op.ROLE, tuple(flatten(list(body))), spec, call_site())
+def role(spec: Role, *body: Body) -> Statement:
+    return Statement(Op.ROLE, tuple(flatten(list(body))), spec, call_site())
 
 
-def kernel(info: KernelInfo, *body: Body) -> UOp:
-    return UOp(Op.KERNEL, tuple(flatten(list(body))), info, call_site())
+def kernel(info: KernelInfo, *body: Body) -> Statement:
+    return Statement(Op.KERNEL, tuple(flatten(list(body))), info, call_site())
 
 
-def program(*kernels: UOp) -> UOp:
+def program(*kernels: Statement) -> Statement:
     """Kernels that are launched one after another, as one call."""
-    return UOp(Op.PROGRAM, kernels, None, call_site())
+    return Statement(Op.PROGRAM, kernels, None, call_site())
 
 
-def kernels_of(lowered: UOp) -> tuple[UOp, ...]:
+def kernels_of(lowered: Statement) -> tuple[Statement, ...]:
     """The kernels of a program, or the one that there is, in the order of their launches."""
     return lowered.src if lowered.op is Op.PROGRAM else (lowered,)
 
@@ -127,24 +127,26 @@ def kernels_of(lowered: UOp) -> tuple[UOp, ...]:
 BODY_START = {Op.LOOP: 4, Op.IF: 1, Op.ROLE: 0, Op.KERNEL: 0, Op.PROGRAM: 0}
 
 
-def body_of(statement: UOp) -> tuple[UOp, ...]:
+def body_of(statement: Statement) -> tuple[Statement, ...]:
     """The nested statements of a statement."""
     return statement.src[BODY_START[statement.op] :] if statement.op in BODY_START else ()
 
 
-def with_body(statement: UOp, body: tuple[UOp, ...]) -> UOp:
+def with_body(statement: Statement, body: tuple[Statement, ...]) -> Statement:
     head = statement.src[: BODY_START[statement.op]]
-    return UOp(statement.op, (*head, *body), statement.arg, statement.site)
+    return Statement(statement.op, (*head, *body), statement.arg, statement.site)
 
 
-def walk(statement: UOp, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], UOp]]:
+def walk(
+    statement: Statement, path: tuple[int, ...] = ()
+) -> Iterator[tuple[tuple[int, ...], Statement]]:
     """Every statement with its path (indices into bodies), in program order."""
     yield path, statement
     for i, child in enumerate(body_of(statement)):
         yield from walk(child, (*path, i))
 
 
-def edit(statement: UOp, path: tuple[int, ...], new: tuple[UOp, ...]) -> UOp:
+def edit(statement: Statement, path: tuple[int, ...], new: tuple[Statement, ...]) -> Statement:
     """The tree with the statement at `path` replaced by `new` (empty: deleted)."""
     body = body_of(statement)
     i = path[0]

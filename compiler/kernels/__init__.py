@@ -8,7 +8,7 @@ from functools import partial
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Problem, Strategy, any_inputs
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels.dsa_indexer import DSA_INDEXER
 from ptxflow.compiler.kernels.dsa_sparse import DSA_SPARSE
 from ptxflow.compiler.kernels.gdn_decode import GDN_DECODE
@@ -45,8 +45,8 @@ def register(family: Family) -> None:
 
 
 def _built(
-    build: Callable[[Problem, Strategy, Device], UOp], p: Problem, s: Strategy, device: Device
-) -> UOp:
+    build: Callable[[Problem, Strategy, Device], Statement], p: Problem, s: Strategy, device: Device
+) -> Statement:
     """What a family builds, chained where the problem is."""
     kernel = build(p, s, device)
     return kernel if p.chained is None else chained(kernel, p.chained)

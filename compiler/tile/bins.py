@@ -14,8 +14,7 @@ from operator import add
 from typing import NamedTuple
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, const
-from ptxflow.compiler.ir.storage import part
+from ptxflow.compiler.ir import LANE, WARP, Scalar, Slot, Value, const, part
 from ptxflow.compiler.tile.values import Registers, UInt32, emit
 
 LANES = 32
@@ -26,19 +25,19 @@ class Picked(NamedTuple):
     """A bin that one lane found. `lane`: which one, LANES where no bin passes the goal. Behind the
     highest bin of that lane others were passed while `past` held."""
 
-    lane: UOp
-    digit: UOp
-    rest: UOp  # of the goal, less what is before the bin
-    bins: Sequence[UOp]  # of the lane
-    past: Sequence[UOp]
+    lane: Value
+    digit: Value
+    rest: Value  # of the goal, less what is before the bin
+    bins: Sequence[Value]  # of the lane
+    past: Sequence[Value]
 
 
-def running(r: Registers, x: UOp) -> UOp:
+def running(r: Registers, x: Value) -> Value:
     """What lower lanes have and the lane."""
     return r.of(at.scan_lanes, r.uint32(x)).value
 
 
-def told(r: Registers, x: UOp, lane: UOp | int) -> UOp:
+def told(r: Registers, x: Value, lane: Scalar) -> Value:
     """What a lane has, to all."""
     return r.of(at.shuffle_from, r.uint32(x), lane).value
 
@@ -49,23 +48,23 @@ class Bins:
     row together, of which the own is number `rank`."""
 
     registers: Registers
-    place: UOp
+    place: Slot
     bits: int
     ranges: int = 0
     copies: int = 1
     peers: int = 1
-    rank: UOp = const(0)  # noqa: RUF009
+    rank: Value = const(0)  # noqa: RUF009
 
     @property
     def size(self) -> int:
         return WORD * self.copies << self.bits
 
     @property
-    def held(self) -> UOp:
+    def held(self) -> Slot:
         """Without the sums of ranges."""
         return part(self.place, 0, self.size)
 
-    def add(self, digit: UOp, inside: UOp, word: UInt32) -> None:
+    def add(self, digit: Value, inside: Value, word: UInt32) -> None:
         """A lane's word to its copy of a digit's bin, if `inside`."""
         own = (LANE & (self.copies - 1)) * WORD if self.copies > 1 else 0
         emit(at.put_place(self.held, digit * (WORD * self.copies) + own, inside, word))
@@ -84,14 +83,14 @@ class Bins:
         last = part(self.place, WARP * WORD + self.size, WORD)
         emit(at.st_shared_lanes(last, 0, LANE.eq(0), total))
 
-    def total(self) -> UOp:
+    def total(self) -> Value:
         """Of all ranges."""
         r, last = self.registers, part(self.place, self.size, WORD * self.ranges)
         word = r.of(at.ld_shared, last, LANE.min(self.ranges - 1) * WORD).value
         own = r.either(self.ranges > LANE, word, 0)
         return r.of(at.reduce_lanes, own, operation="add").value
 
-    def _load(self, offset: UOp, count: int) -> list[UOp]:
+    def _load(self, offset: Value, count: int) -> list[Value]:
         """Words of all CTAs, from the own one on."""
         r, sums = self.registers, [const(0)] * count
         wide = min(WIDE, count)
@@ -107,7 +106,7 @@ class Bins:
                     sums[j] = word.value + sums[j]
         return sums
 
-    def _lane(self, own: UOp, goal: UOp) -> tuple[UOp, UOp]:
+    def _lane(self, own: Value, goal: Value) -> tuple[Value, Value]:
         """The lane whose sum, in the order of lanes, passes a goal, and what is left of it."""
         r, own = self.registers, self.registers.uint32(own).value
         before = running(r, own) - own
@@ -115,7 +114,7 @@ class Bins:
         lane = r.of(at.first_lane, (goal >= before) & (rest < own)).value
         return lane, told(r, rest, lane & (LANES - 1))
 
-    def pick(self, goal: UOp) -> Picked:
+    def pick(self, goal: Value) -> Picked:
         """By one warp: first the range, if there are some, and then the bin in it. Lanes take bins
         from the highest on."""
         r, size = self.registers, (1 << self.bits) // max(1, self.ranges)
@@ -130,7 +129,7 @@ class Bins:
         each = range(0, len(words), self.copies)
         bins = [r.uint32(reduce(add, words[i : i + self.copies])).value for i in each]
         lane, rest = self._lane(reduce(add, bins), goal)
-        digit, past = low + (own - 1), list[UOp]()
+        digit, past = low + (own - 1), list[Value]()
         for bin_ in reversed(bins[1:]):
             here = rest >= bin_
             past.append(past[-1] & here if past else here)

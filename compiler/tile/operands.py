@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, UOp, Value, part, slot
+from ptxflow.compiler.ir import LANE, Scalar, Slot, Statement, Storage, Value, part, slot
 from ptxflow.compiler.layout import (
     MMA_K_BYTES,
     SmemTile,
@@ -31,7 +31,7 @@ class Matrix:
     the bytes that are read of each row begin, behind the slot's; None: the whole rows are.
     """
 
-    slot: UOp
+    slot: Slot
     leading: int
     stride: int
     swizzle: int
@@ -45,7 +45,7 @@ class Matrix:
 
 
 def k_major(
-    tile: SmemTile, storage: UOp, stage: Value, k: int, offset: Value = 0, rows: int = 0
+    tile: SmemTile, storage: Storage, stage: Scalar, k: int, offset: Scalar = 0, rows: int = 0
 ) -> Matrix:
     """The step from element k on along the rows of a tile: of all of them, or of `rows` of them
     from `offset`, in bytes, on."""
@@ -56,7 +56,7 @@ def k_major(
 
 
 def rows_along_k(
-    tile: SmemTile, storage: UOp, stage: Value, row: int, column: int = 0, blocks: int = 0
+    tile: SmemTile, storage: Storage, stage: Scalar, row: int, column: int = 0, blocks: int = 0
 ) -> Matrix:
     """16 rows of a tile of 16-bit elements, by the columns of some blocks, or of a single one."""
     first = tile.k_block_offset(column) + row * tile.swizzle
@@ -67,19 +67,19 @@ def rows_along_k(
     return Matrix(place, leading, 8 * tile.swizzle, tile.swizzle, transposed=True)
 
 
-def wgmma(acc: UOp, a: Matrix | UOp, b: Matrix, accumulate: Value, dtype: str) -> UOp:
+def wgmma(acc: Slot, a: Matrix | Slot, b: Matrix, accumulate: Scalar, dtype: str) -> Statement:
     """acc [64, n] = a b, or += where it accumulates; a in shared memory, or 4 registers of it."""
     attrs = {"n": 2 * acc.arg, "dtype": dtype, "transposed": b.transposed}
     attrs |= b.attrs("b", descriptor_hopper)
-    if isinstance(a, UOp):
+    if isinstance(a, Slot):
         return at.wgmma_registers(acc, a, b.slot, accumulate, **attrs)
     attrs |= {"transposed_a": a.transposed, **a.attrs("a", descriptor_hopper)}
     return at.wgmma(acc, a.slot, b.slot, accumulate, **attrs)
 
 
 def tcgen05(
-    d: UOp, a: Matrix | UOp, b: Matrix, accumulate: Value, m: int, dtype: str, cta_group: int = 1
-) -> UOp:
+    d: Slot, a: Matrix | Slot, b: Matrix, accumulate: Scalar, m: int, dtype: str, cta_group: int = 1
+) -> Statement:
     """d [m, n] in tensor memory = a b, or += where it accumulates; a in shared memory, or there."""
     transposed = isinstance(a, Matrix) and a.transposed
     attrs = {
@@ -88,35 +88,35 @@ def tcgen05(
         "idesc": instruction_descriptor(m, d.arg, dtype, transposed, b.transposed),
         **b.attrs("b", descriptor_blackwell),
     }
-    if isinstance(a, UOp):
+    if isinstance(a, Slot):
         return at.tcgen05_mma_held(d, a, b.slot, accumulate, **attrs)
     attrs |= a.attrs("a", descriptor_blackwell)
     return at.tcgen05_mma(d, a.slot, b.slot, accumulate, **attrs)
 
 
-def a_rows(pitch: int) -> UOp:
+def a_rows(pitch: int) -> Value:
     """The byte of a lane's row of 16 x 16 elements of A, in rows of M."""
     return (LANE & 15) * pitch + (LANE >> 4 << 4)
 
 
-def k_rows(pitch: int) -> UOp:
+def k_rows(pitch: int) -> Value:
     """The same of B in rows of K: the same byte, in terms from which ptxas makes other code."""
     return ((LANE & 7) + ((LANE >> 3 & 1) << 3)) * pitch + (LANE >> 4 << 4)
 
 
-def n_rows(pitch: int) -> UOp:
+def n_rows(pitch: int) -> Value:
     """The same of B in rows of N, or of A in rows of K."""
     return ((LANE & 7) + (LANE >> 4 << 3)) * pitch + ((LANE >> 3 & 1) << 4)
 
 
-def load_matrix(r: Registers, place: UOp, lane: UOp, transposed: bool = False) -> UInt32:
+def load_matrix(r: Registers, place: Slot, lane: Value, transposed: bool = False) -> UInt32:
     """16 x 16 elements of 16 bits, two to a register; `lane`: where its row is in the place."""
     out = r.uint32(width=QUAD)
     emit(at.ldmatrix_x4(out.slot, place, lane, transposed=transposed))
     return out
 
 
-def mma(c: UOp, terms: Sequence[UOp], b: UOp, dtype: str) -> list[UOp]:
+def mma(c: Slot, terms: Sequence[Slot], b: Slot, dtype: str) -> list[Statement]:
     """c [16, n] += the sum of terms of A [16, 16] times b [16, n], eight columns at a time."""
     return [
         at.mma_16816(part(c, i * QUAD, QUAD), a, part(b, 2 * i, 2), dtype=dtype)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import WARP, UOp, Value, loop, mbar, param, slot, value, var
+from ptxflow.compiler.ir import loop, mbar, param, slot, value, var
+from ptxflow.compiler.ir.nodes import WARP, Scalar, Slot, Statement, Storage, Value
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import single
 
@@ -22,8 +23,8 @@ class Ring:
     """
 
     stages: int
-    full: UOp
-    empty: UOp
+    full: Storage
+    empty: Storage
 
     @staticmethod
     def of(name: str, stages: int, full_count: int, empty_count: int) -> Ring:
@@ -33,35 +34,35 @@ class Ring:
             mbar(f"{name}_empty", stages, empty_count),
         )
 
-    def stage(self, use: Value) -> UOp:
+    def stage(self, use: Scalar) -> Value:
         return value(use) % self.stages
 
-    def parity(self, use: Value) -> UOp:
+    def parity(self, use: Scalar) -> Value:
         return (value(use) // self.stages) & 1
 
-    def wait_full(self, use: Value) -> UOp:
+    def wait_full(self, use: Scalar) -> Statement:
         return at.mbar_wait(slot(self.full, self.stage(use)), self.parity(use))
 
-    def wait_empty(self, use: Value) -> UOp:
+    def wait_empty(self, use: Scalar) -> Statement:
         return at.mbar_wait(slot(self.empty, self.stage(use)), self.parity(use) ^ 1)
 
-    def expect(self, use: Value, size: int) -> UOp:
+    def expect(self, use: Scalar, size: int) -> Statement:
         """So many bytes into a stage."""
         return at.mbar_arrive_expect(slot(self.full, self.stage(use)), bytes=size)
 
-    def drain(self, uses: Value) -> UOp:
+    def drain(self, uses: Scalar) -> Statement:
         """After `uses` uses: wait until every one has been released, in all CTAs that do so."""
         i = var("drain")
         return loop(i, self.stages, self.wait_empty(value(uses) + i))
 
-    def release(self, use: Value, ctas: int = 1) -> UOp:
+    def release(self, use: Scalar, ctas: int = 1) -> Statement:
         """A warp has read a stage, which so many CTAs fill."""
         bar = slot(self.empty, self.stage(use))
         if ctas == 1:
             return single(at.mbar_arrive(bar))
         return single(*(at.mbar_arrive_peer(bar, rank) for rank in range(ctas)))
 
-    def landed(self, use: Value, pending: int = 0) -> list[UOp]:
+    def landed(self, use: Scalar, pending: int = 0) -> list[Statement]:
         """All but `pending` groups of a warp's copies are there, for asynchronous MMAs, too."""
         arrive = single(at.mbar_arrive(slot(self.full, self.stage(use))))
         return [at.copies_wait(pending=pending), at.fence_proxy_async(), at.warp_sync(), arrive]
@@ -74,11 +75,11 @@ class Tiles:
 
     name: str
     ring: Ring
-    buffers: UOp
+    buffers: Storage
     tile: SmemTile
     apart: bool = True
 
-    def place(self, use: Value, column: int, offset: Value, rows: int) -> UOp:
+    def place(self, use: Scalar, column: int, offset: Scalar, rows: int) -> Slot:
         """Some rows of the block of columns that begins with one, `offset` bytes on."""
         first = self.tile.k_block_offset(column) + value(offset)
         return slot(self.buffers, self.ring.stage(use), first, rows * self.tile.swizzle)
@@ -88,19 +89,19 @@ class Tiles:
         """The first column of each block."""
         return range(0, self.tile.cols, self.tile.swizzle // self.tile.element_bytes)
 
-    def expect(self, use: Value) -> UOp:
+    def expect(self, use: Scalar) -> Statement:
         """All bytes of a tile."""
         return self.ring.expect(use, self.tile.bytes)
 
     def load(
         self,
-        use: Value,
-        first: UOp,
-        rows: Sequence[UOp],
+        use: Scalar,
+        first: Value,
+        rows: Sequence[Value],
         tall: int,
-        above: Value = 0,
-        by: Callable[..., UOp] = at.tma_load,
-    ) -> list[UOp]:
+        above: Scalar = 0,
+        by: Callable[..., Statement] = at.tma_load,
+    ) -> list[Statement]:
         """Boxes of `tall` rows, one below the other and below so many rows of the tile, each from a
         row of the tensor on and of its columns from `first` on."""
         attrs = {"box": (self.columns.step, tall), "element": self.tile.element_bytes}
@@ -120,24 +121,18 @@ class Tiles:
             for column in self.columns
         ]
 
-    def gather(self, use: Value, first: UOp, rows: Sequence[UOp], four: Value) -> list[UOp]:
+    def gather(self, use: Scalar, first: Value, rows: list[Value], four: Scalar) -> list[Statement]:
         """The tile's rows 4 `four` and up, from four rows of the tensor, wherever they are."""
-        offset = value(four) * (GATHERED * self.tile.swizzle)
+        offset, (r0, r1, r2, r3) = value(four) * (GATHERED * self.tile.swizzle), rows
         return [
-            at.tma_gather4(
-                self.place(use, column, offset, GATHERED),
-                param(f"{self.name}_map"),
-                first + column,
-                *rows,
-                slot(self.ring.full, self.ring.stage(use)),
-                box=(self.columns.step, GATHERED),
-                element=self.tile.element_bytes,
-                apart=True,
-            )
+            at.tma_gather4(self.place(use, column, offset, GATHERED), param(f"{self.name}_map"),
+                           first + column, r0, r1, r2, r3,
+                           slot(self.ring.full, self.ring.stage(use)), apart=True,
+                           box=(self.columns.step, GATHERED), element=self.tile.element_bytes)
             for column in self.columns
-        ]
+        ]  # fmt: skip
 
-    def clear(self, use: Value, keep: UOp, warps: int) -> list[UOp]:
+    def clear(self, use: Scalar, keep: Value, warps: int) -> list[Statement]:
         """Zeros in place of all rows but the first `keep`, signed, each of the warps its part."""
         rows = self.tile.rows // warps
         return [

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ptxflow.compiler.atoms import at
+from ptxflow.compiler.atoms.table import Constructor
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir import UOp, const, param, when
+from ptxflow.compiler.ir import const, param, when
 from ptxflow.compiler.tile.values import (
     Float32,
     Registers,
@@ -40,7 +42,7 @@ WAYS = 4  # partial results of a maximum or a sum
 ACROSS = (4, 8, 16)  # lanes between rows of a column of an MMA's result
 
 
-def logit_scale(r: Registers, **attrs: str) -> Float32:
+def logit_scale(r: Registers, **attrs: Any) -> Float32:
     """What scores are multiplied by for logits in base 2."""
     given = Float32(r, r.uint32(param("sm_scale")).slot)
     out, log2e = r.float32(), r.constant(LOG2E)
@@ -52,7 +54,7 @@ def logit_scale(r: Registers, **attrs: str) -> Float32:
 class Reduction:
     """An operation over the registers of a lane, in turn, and of two values."""
 
-    fold: Callable[..., UOp]
+    fold: Constructor
     join: Callable[[Float32, Float32], Float32]
 
     def in_turn(self, x: Float32, n: int) -> Float32:
@@ -124,7 +126,7 @@ class OnlineSoftmax:
         )
         self.reference = self.shift = self.row_max
 
-    def begin(self, **attrs: str) -> None:
+    def begin(self, **attrs: Any) -> None:
         """Scores times `scale` are logits in base 2."""
         given = self.registers.uint32(param("sm_scale"))
         for scale, x in ((self.scale, LOG2E), (self.minus_scale, -LOG2E)):
@@ -209,7 +211,7 @@ class OnlineSoftmax:
             self._rescale(outputs)
         self.row_max.set(theirs, unread="dst")  # lse is of one of them
 
-    def add(self, own: Float32, first: bool = False, **attrs: str) -> None:
+    def add(self, own: Float32, first: bool = False, **attrs: Any) -> None:
         """A step's sums; the reference is then the last one."""
         if first:
             self.row_sum.set(own)
@@ -239,15 +241,15 @@ class ColumnSoftmax:
         self.row_sum = registers.float32(columns, f"{name}row_sum")
         self.factor = self.lower = self.row_max
 
-    def constants(self, **attrs: str) -> None:
+    def constants(self, **attrs: Any) -> None:
         for register, number in ((self.one, 1.0), (self.minus_one, -1.0)):
             emit(at.mov(register.slot, float_bits(number), **attrs))
 
-    def begin(self, **attrs: str) -> None:
+    def begin(self, **attrs: Any) -> None:
         emit(at.mov(self.row_max.slot, float_bits(self.floor), **attrs))
         emit(at.mov(self.row_sum.slot, 0))
 
-    def update_max(self, highest: Float32, **attrs: str) -> None:
+    def update_max(self, highest: Float32, **attrs: Any) -> None:
         """Goes on to a step whose maxima are `highest`; `factor` is for what was summed."""
         new = maximum(highest, self.row_max)
         self.factor = exp2(self.row_max - new)

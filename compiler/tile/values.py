@@ -14,18 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.atoms.table import Held
+from ptxflow.compiler.atoms.table import Constructor, Operand
 from ptxflow.compiler.atoms.threads import float_bits
-from ptxflow.compiler.ir.nodes import UOp, Value, const
-from ptxflow.compiler.ir.statements import Body, elect, flatten, loop, when
-from ptxflow.compiler.ir.storage import frag, part, slot, value_of
+from ptxflow.compiler.ir import Body, elect, flatten, frag, loop, part, slot, value_of, when
+from ptxflow.compiler.ir.nodes import Scalar, Slot, Statement, Storage, Value, const
 
 # -- statements --------------------------------------------------------------------------------
 
 
 class _Open(threading.local):
     def __init__(self) -> None:
-        self.blocks: list[list[UOp]] = []
+        self.blocks: list[list[Statement]] = []
 
 
 _OPEN = _Open()
@@ -40,10 +39,10 @@ class trace:
     """`with trace() as body:` puts what is emitted inside into the list `body`; with `wrap`, the
     statement that it makes of them goes to the block around it."""
 
-    def __init__(self, wrap: Callable[[list[UOp]], Body] | None = None):
-        self.wrap, self.body = wrap, list[UOp]()
+    def __init__(self, wrap: Callable[[list[Statement]], Body] | None = None):
+        self.wrap, self.body = wrap, list[Statement]()
 
-    def __enter__(self) -> list[UOp]:
+    def __enter__(self) -> list[Statement]:
         _OPEN.blocks.append(self.body)
         return self.body
 
@@ -53,7 +52,7 @@ class trace:
             emit(self.wrap(self.body))
 
 
-def traced(function: Callable[..., None], *args: object) -> list[UOp]:
+def traced(function: Callable[..., None], *args: object) -> list[Statement]:
     """What a function emits."""
     with trace() as body:
         function(*args)
@@ -61,18 +60,18 @@ def traced(function: Callable[..., None], *args: object) -> list[UOp]:
 
 
 def repeat(
-    index: UOp, stop: Value, start: Value = 0, step: Value = 1, rolled: bool = False
+    index: Value, stop: Scalar, start: Scalar = 0, step: Scalar = 1, rolled: bool = False
 ) -> trace:
     """A counted loop around what is emitted inside: see `ir.loop`."""
     return trace(lambda body: loop(index, stop, body, start=start, step=step, rolled=rolled))
 
 
-def where(condition: UOp | None) -> trace:
+def where(condition: Value | None) -> trace:
     """What is emitted inside runs where the warp-uniform condition holds; None: always."""
     return trace(lambda body: body if condition is None else when(condition, body))
 
 
-def elected(condition: UOp | None = None) -> trace:
+def elected(condition: Value | None = None) -> trace:
     """What is emitted inside is run by one lane of each warp for which the condition holds."""
     return trace(lambda body: elect(const(1) if condition is None else condition, body))
 
@@ -84,9 +83,9 @@ class Registers:
     """The registers of a kernel, or of the roles of one `prefix`, declared when first asked for."""
 
     def __init__(self, prefix: str = "") -> None:
-        self.prefix, self.held = prefix, dict[str, UOp]()
+        self.prefix, self.held = prefix, dict[str, Storage]()
 
-    def __call__(self, name: str, width: int, dtype: str = "b32") -> UOp:
+    def __call__(self, name: str, width: int, dtype: str = "b32") -> Slot:
         """All `width` registers of that name. ValueError where it has another number of them."""
         found = self.held.get(name)
         if found is None:
@@ -95,7 +94,7 @@ class Registers:
             raise ValueError(f"{name} has {found.arg.size} registers, not {width}")
         return slot(found)
 
-    def fresh(self, width: int, dtype: str = "b32") -> UOp:
+    def fresh(self, width: int, dtype: str = "b32") -> Slot:
         """`width` registers that nothing else has."""
         return self(f"t{len(self.held)}_", width, dtype)
 
@@ -103,32 +102,30 @@ class Registers:
         """Floats in fresh registers, or in those of that name."""
         return Float32(self, self(name, width, dtype) if name else self.fresh(width, dtype))
 
-    def constant(self, number: float, width: int = 1, **attrs: str) -> Float32:
+    def constant(self, number: float, width: int = 1, **attrs: Any) -> Float32:
         """A number in each of some registers."""
         out = self.float32(width)
         emit(at.mov(out.slot, float_bits(number), **attrs))
         return out
 
-    def uint32(self, value: Value | None = None, name: str = "", width: int = 1) -> UInt32:
+    def uint32(self, value: Scalar | None = None, name: str = "", width: int = 1) -> UInt32:
         """A register or more, with a value if one is given."""
         out = UInt32(self, self(name, width) if name else self.fresh(width))
         if value is not None:
             emit(at.mov(out.slot, value))
         return out
 
-    def of(
-        self, atom: Callable[..., UOp], *operands: Value | Held, n: int = 1, **attrs: Any
-    ) -> UInt32:
+    def of(self, atom: Constructor, *operands: Operand, n: int = 1, **attrs: Any) -> UInt32:
         """What an instruction leaves in `n` fresh registers, its first operand."""
         out = self.uint32(width=n)
         emit(atom(out, *operands, **attrs))
         return out
 
-    def either(self, condition: UOp, yes: Value, no: Value) -> UInt32:
+    def either(self, condition: Value, yes: Scalar, no: Scalar) -> UInt32:
         """One of two values, as a condition of the lane holds or not."""
         return self.of(at.either, yes, no, condition)
 
-    def together(self, values: Sequence[Value]) -> UInt32:
+    def together(self, values: Sequence[Scalar]) -> UInt32:
         """Values in neighbouring registers."""
         out = self.uint32(width=len(values))
         for i, held in enumerate(values):
@@ -136,7 +133,7 @@ class Registers:
         return out
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         return tuple(self.held.values())
 
 
@@ -146,7 +143,7 @@ class Vector:
     register i is in row (i >> 1) & 1; else with its registers in turn."""
 
     registers: Registers
-    slot: UOp
+    slot: Slot
     by_row: bool = False
 
     @property
@@ -170,10 +167,10 @@ class Vector:
         """As many registers, or `n`, that nothing else has."""
         return type(self)(self.registers, self.registers.fresh(n or self.n), self.by_row)
 
-    def set(self, other: Vector, **attrs: str) -> None:
+    def set(self, other: Vector, **attrs: Any) -> None:
         emit(at.copy(self.slot, other.slot, **attrs))
 
-    def apply(self, atom: Callable[..., UOp], *others: Vector, n: int = 0, **attrs: object) -> Self:
+    def apply(self, atom: Constructor, *others: Vector, n: int = 0, **attrs: object) -> Self:
         """An instruction's result of these registers and others: `n`, or as many as these."""
         out = self.fresh(n)
         emit(atom(out.slot, self.slot, *(other.slot for other in others), **attrs))
@@ -188,7 +185,7 @@ class UInt32(Vector):
     """Integers, or whatever 32 bits there are."""
 
     @property
-    def value(self) -> UOp:
+    def value(self) -> Value:
         """Of the one register, as places and conditions take it: see `ir.value_of`."""
         return value_of(self.slot)
 
@@ -196,7 +193,7 @@ class UInt32(Vector):
         emit(at.sum_u32(self, self, other))
         return self
 
-    def unpack(self, dtype: str, **attrs: str) -> Float32:
+    def unpack(self, dtype: str, **attrs: Any) -> Float32:
         """Of pairs of 16 bits in a register, each of them."""
         out = self.registers.float32(2 * self.n)
         emit(at.unpack(out.slot, self.slot, dtype=dtype, **attrs))
@@ -233,7 +230,7 @@ class Float32(Vector):
         return replace(self, by_row=True)
 
     @property
-    def bits(self) -> UOp:
+    def bits(self) -> Value:
         """Of the one register. Bits of numbers from 0 on compare as they do; those of NaN are above
         all."""
         return value_of(self.slot)
@@ -322,14 +319,14 @@ def shuffle_xor(a: Float32, lanes: int) -> Float32:
     return a.apply(at.shuffle_xor, lanes=lanes)
 
 
-def shuffle_from(a: Float32, lane: Value) -> Float32:
+def shuffle_from(a: Float32, lane: Scalar) -> Float32:
     """What a lane has that each lane names."""
     out = a.fresh()
     emit(at.shuffle_from(out.slot, a.slot, lane))
     return out
 
 
-def count_lanes(registers: Registers, condition: UOp, name: str = "") -> UInt32:
+def count_lanes(registers: Registers, condition: Value, name: str = "") -> UInt32:
     """The number of lanes of the warp for which a condition holds, to all of them."""
     out = registers.uint32(name=name)
     emit(at.popc(out, registers.of(at.ballot, condition)))

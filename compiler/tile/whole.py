@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ptxflow.compiler.ir.nodes import Op, UOp
+from ptxflow.compiler.ir.nodes import Op, Value
 from ptxflow.compiler.tile.text import ARITHMETIC, CONDITIONS, Means, Wrong
 
 TOKENS = 2**22  # of all sequences, at most
@@ -32,8 +32,8 @@ class Span(NamedTuple):
 class Truth(NamedTuple):
     """A condition of a kernel, and its opposite."""
 
-    yes: UOp
-    no: UOp
+    yes: Value
+    no: Value
 
 
 # -- what is right of a text ---------------------------------------------------------------------
@@ -101,34 +101,34 @@ MEANS: Means = {
 }  # fmt: skip
 
 
-def _lifted(x: UOp, number: UOp) -> UOp:
+def _lifted(x: Value, number: Value) -> Value:
     """A number, by a multiple of the other that no number in RANGE is below the opposite of: values
     of kernels have no sign."""
     return x + _lift(number)
 
 
-def _lift(number: UOp) -> int:
+def _lift(number: Value) -> int:
     by = int(number.arg[0])
     return -(-RANGE // by) * by
 
 
-def _below(a: UOp, b: UOp) -> Truth:
+def _below(a: Value, b: Value) -> Truth:
     low, high = a + RANGE, b + RANGE
     return Truth(low < high, low >= high)
 
 
-def _least(a: UOp, b: UOp) -> UOp:
+def _least(a: Value, b: Value) -> Value:
     return (a + RANGE).min(b + RANGE) - RANGE
 
 
-def _both(a: UOp, b: UOp) -> UOp:
+def _both(a: Value, b: Value) -> Value:
     for x, y in ((a, b), (b, a)):
         if x.op is Op.CONST:
             return y if x.arg[0] else x
     return a & b
 
 
-def _either(a: UOp, b: UOp) -> UOp:
+def _either(a: Value, b: Value) -> Value:
     for x, y in ((a, b), (b, a)):
         if x.op is Op.CONST:
             return x if x.arg[0] else y

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ptxflow.compiler.atoms import Atom, all_atoms, at, atom
-from ptxflow.compiler.ir import Op, UOp, frag, mbar, slot, smem
+from ptxflow.compiler.ir import Slot, Statement, Value, const, frag, mbar, param, slot, smem
 from ptxflow.compiler.layout import descriptor_hopper
 
 ARCH = "sm_90a"
@@ -68,7 +68,7 @@ class Step:
         """Of its PTX."""
         return self.text(0, 0, "0").count("\n") + 1
 
-    def use(self) -> UOp:
+    def use(self) -> Statement:
         """As a statement, of storage of these extents."""
         nodes = [
             _node(kind, text)
@@ -220,7 +220,7 @@ def kernel(probe: Probe, count: int, chains: int) -> str:
     return "\n".join(filter(None, lines))
 
 
-def _node(kind: str, text: str) -> UOp:
+def _node(kind: str, text: str) -> Slot | Value:
     extent = int(text.partition("*")[2] or 1)
     if kind == "frag":
         return slot(frag("x", extent, "b32"), 0, 0, extent)
@@ -229,8 +229,8 @@ def _node(kind: str, text: str) -> UOp:
     if kind in ("smem", "desc"):
         return slot(smem("area", AREA), 0, 0, int(text.partition(":")[2] or AREA))
     if kind == "map":
-        return UOp(Op.PARAM, (), "map")
-    return UOp(Op.PARAM, (), "data") if text == "%data" else UOp(Op.CONST, (), (1, ""))
+        return param("map")
+    return param("data") if text == "%data" else const(1)
 
 
 # Rows on registers ------------------------------------------------------------------------------

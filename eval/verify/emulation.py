@@ -18,7 +18,7 @@ from ptxflow.compiler.backend import cache
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy, Trial
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify.trials import INSTRUCTIONS, Attempt, Outcome, attempt, cover, quoted
 
@@ -142,11 +142,11 @@ def cached_emulation(problem: Problem, strategy: Strategy, device: Device) -> Em
 
 
 def emulate_kernel(
-    kernel: UOp, small: Trial, strategy: Strategy, device: Device, seeds: Sequence[int] = SEEDS
+    kernel: Statement, small: Trial, s: Strategy, device: Device, seeds: Sequence[int] = SEEDS
 ) -> Emulation:
     """Emulate a lowered kernel that was built for an emulation problem."""
     ptx = write(kernel, device)
-    launch = family(strategy.family).launch(small.problem, strategy, device)
+    launch = family(s.family).launch(small.problem, s, device)
     began, outcome = time.process_time(), Outcome()
     hazards = dict[str, int]()  # with the first schedule that showed it
     for seed in seeds:

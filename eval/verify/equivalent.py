@@ -15,7 +15,8 @@ from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.atoms.table import Access, all_atoms
 from ptxflow.compiler.check import Program
 from ptxflow.compiler.check.values import registers_of
-from ptxflow.compiler.ir import STATEMENTS, KernelInfo, Op, UOp, Use, body_of, const, special, walk
+from ptxflow.compiler.ir import KernelInfo, body_of, walk
+from ptxflow.compiler.ir.nodes import Op, Slot, Statement, Storage, UOp, Use, const, special
 from ptxflow.eval.verify.mutants import Mutant, orders
 
 LANES = range(32)
@@ -27,10 +28,10 @@ class Equivalence:
     """A kind of equivalent mutant: the sentence is the reason."""
 
     why: str
-    holds: Callable[[UOp, Mutant], bool]
+    holds: Callable[[Statement, Mutant], bool]
 
 
-def reason(kernel: UOp, mutant: Mutant) -> str:
+def reason(kernel: Statement, mutant: Mutant) -> str:
     """Why a mutant computes the same as the kernel, or nothing."""
     for entry in EQUIVALENT:
         if entry.holds(kernel, mutant):
@@ -41,7 +42,7 @@ def reason(kernel: UOp, mutant: Mutant) -> str:
 # -- what a statement is and touches --------------------------------------------------------------
 
 
-def names(node: UOp) -> set[str]:
+def names(node: Statement) -> set[str]:
     """The atoms of a statement and of what stands in it, by `said`."""
     return {said(n.arg) for _, n in walk(node) if n.op is Op.ATOM}
 
@@ -53,9 +54,9 @@ def said(use: Use) -> str:
     return " ".join([use.atom, *orders])
 
 
-def registers(node: UOp) -> set[str]:
+def registers(node: Statement) -> set[str]:
     """The registers that a statement writes."""
-    places = list[UOp]()
+    places = list[Storage]()
     for _, inner in walk(node):
         if inner.op is Op.ATOM:
             row = atom(inner.arg.atom)
@@ -63,7 +64,7 @@ def registers(node: UOp) -> set[str]:
     return {place.arg.name for place in places if place.op is Op.FRAG}
 
 
-def warps(kernel: UOp, node: UOp) -> set[int] | None:
+def warps(kernel: Statement, node: Statement) -> set[int] | None:
     """The warps of a block that may run a statement; None: that depends on more than the warp."""
     info: KernelInfo = kernel.arg
     every = set(range(info.warps))
@@ -103,7 +104,7 @@ def _environments(lanes: range) -> Iterator[dict[str, int]]:
 Cell = tuple[tuple[int, int], int, int, int, int]
 
 
-def _cells(kernel: UOp, node: UOp, operand: UOp) -> Iterator[list[Cell]]:
+def _cells(kernel: Statement, node: Statement, operand: Slot) -> Iterator[list[Cell]]:
     """The places of an operand, in several environments."""
     program = _program(kernel)
     storage, stage_node, offset_node = operand.src
@@ -132,7 +133,7 @@ def _meet(p: Cell, q: Cell) -> bool:
     return p[0] == q[0] and p[1] < q[2] and q[1] < p[2] and p[3] < q[4] and q[3] < p[4]
 
 
-def _apart(kernel: UOp, one: UOp, a: UOp, two: UOp, b: UOp) -> bool:
+def _apart(kernel: Statement, one: Statement, a: Slot, two: Statement, b: Slot) -> bool:
     """Two operands never name the same place."""
     if a.src[0] is not b.src[0]:
         return True
@@ -140,7 +141,7 @@ def _apart(kernel: UOp, one: UOp, a: UOp, two: UOp, b: UOp) -> bool:
     return not any(_meet(p, q) for ps, qs in places for p in ps for q in qs)
 
 
-def _summands(one: UOp, two: UOp) -> bool:
+def _summands(one: Statement, two: Statement) -> bool:
     """Two that add to the same sum: their order changes its rounding at most."""
     if one.arg.atom != two.arg.atom:
         return False
@@ -152,7 +153,7 @@ def _summands(one: UOp, two: UOp) -> bool:
     return one.src[0] is two.src[0] and all(a.op is Op.CONST and a.arg[0] == 1 for a in added)
 
 
-def commute(kernel: UOp, one: UOp, two: UOp) -> bool:
+def commute(kernel: Statement, one: Statement, two: Statement) -> bool:
     """Neither orders anything, and what one writes the other does not touch; branches are what
     stands in them."""
     for node, other in ((one, two), (two, one)):
@@ -176,12 +177,12 @@ def commute(kernel: UOp, one: UOp, two: UOp) -> bool:
     )
 
 
-def _only_reads(node: UOp, access: Access) -> bool:
+def _only_reads(node: Statement, access: Access) -> bool:
     """It leaves what it reads there to be read."""
     return access.mode == "r" and node.arg.attr("last") != access.operand
 
 
-def unordered(kernel: UOp, one: UOp, two: UOp) -> bool:
+def unordered(kernel: Statement, one: Statement, two: Statement) -> bool:
     """One orders others, the other computes in registers that only its own thread's ordinary
     instructions touch."""
     if orders(one) == orders(two):
@@ -193,16 +194,16 @@ def unordered(kernel: UOp, one: UOp, two: UOp) -> bool:
     return not (_places(computes) & _places(rest) or registers(computes) & used)
 
 
-def _operands(node: UOp) -> list[UOp]:
+def _operands(node: Statement) -> list[UOp]:
     """Values and places that a statement, or what stands in it, names."""
-    return [s for _, inner in walk(node) for s in inner.src if s.op not in STATEMENTS]
+    return [s for _, inner in walk(node) for s in inner.src if not isinstance(s, Statement)]
 
 
-def _places(node: UOp) -> set[UOp]:
+def _places(node: Statement) -> set[UOp]:
     return {s.src[0] for s in _operands(node) if s.op is Op.SLOT}
 
 
-def _in_registers(kernel: UOp, node: UOp) -> bool:
+def _in_registers(kernel: Statement, node: Statement) -> bool:
     """Instructions that order nothing and touch private registers alone."""
     if node.op is Op.IF:
         return all(_in_registers(kernel, inner) for inner in body_of(node))
@@ -223,18 +224,19 @@ HINTS = {"prefetch_map", "tma_prefetch", "grid_launch_dependents"}
 FENCES = {"tcgen05_fence_before", "tcgen05_fence_after"}
 RELEASES = {"mbar_arrive", "mbar_arrive_peer", "mbar_arrive_peer release"}
 
-Pair = Callable[[UOp, UOp, UOp], bool]  # of the kernel and two neighbours, in their first order
+# of the kernel and two neighbours, in their first order
+Pair = Callable[[Statement, Statement, Statement], bool]
 
 
 def _reordered(
     why: str,
     holds: Pair,
-    where: Callable[[UOp], bool] = lambda kernel: True,
+    where: Callable[[Statement], bool] = lambda kernel: True,
     operators: tuple[str, ...] = ("swap", "move"),
 ) -> Equivalence:
     """Two neighbours that may change places, in kernels with the property `where`."""
 
-    def applies(kernel: UOp, mutant: Mutant) -> bool:
+    def applies(kernel: Statement, mutant: Mutant) -> bool:
         return mutant.operator in operators and where(kernel) and holds(kernel, *mutant.nodes)
 
     return Equivalence(why, applies)
@@ -243,7 +245,7 @@ def _reordered(
 def _passing(first: set[str], second: set[str]) -> Pair:
     """A statement of the first atoms alone and one of the second alone, in either order."""
 
-    def holds(kernel: UOp, one: UOp, two: UOp) -> bool:
+    def holds(kernel: Statement, one: Statement, two: Statement) -> bool:
         a, b = names(one), names(two)
         return bool(a and b) and ((a <= first and b <= second) or (a <= second and b <= first))
 
@@ -258,7 +260,7 @@ def _in_order(first: set[str], second: set[str]) -> Pair:
 def _about(bar: str, *others: str) -> Pair:
     """An arrival at one barrier passes a statement that has none of the other atoms in it."""
 
-    def holds(kernel: UOp, one: UOp, two: UOp) -> bool:
+    def holds(kernel: Statement, one: Statement, two: Statement) -> bool:
         for node, other in ((one, two), (two, one)):
             inner = [n for _, n in walk(node) if n.op is Op.ATOM]
             alone = len(inner) == 1 and said(inner[0].arg) in {*RELEASES, "mbar_arrive_expect"}
@@ -269,7 +271,7 @@ def _about(bar: str, *others: str) -> Pair:
     return holds
 
 
-def _drains(kernel: UOp, one: UOp, two: UOp) -> bool:
+def _drains(kernel: Statement, one: Statement, two: Statement) -> bool:
     """The loop that waits for all releases of a ring passes what else ends a thread's work."""
     ends = {"bulk_wait_read", "tcgen05_commit", "tma_store", "bulk_commit", *STORES}
     for node, other in ((one, two), (two, one)):
@@ -279,27 +281,27 @@ def _drains(kernel: UOp, one: UOp, two: UOp) -> bool:
     return False
 
 
-def _one_tile(kernel: UOp) -> bool:
+def _one_tile(kernel: Statement) -> bool:
     """No loop over tiles."""
     loops = (n.src[0].arg[0] for _, n in walk(kernel) if n.op is Op.LOOP)
     return not any(name.startswith("tile_") for name in loops)
 
 
-def _pairs(kernel: UOp) -> bool:
+def _pairs(kernel: Statement) -> bool:
     return bool(kernel.arg.cta_group == 2)
 
 
-def _on(arch: str) -> Callable[[UOp], bool]:
+def _on(arch: str) -> Callable[[Statement], bool]:
     return lambda kernel: bool(kernel.arg.arch == arch)
 
 
-def _not_specialised(kernel: UOp) -> bool:
+def _not_specialised(kernel: Statement) -> bool:
     """One role alone loads, and it uses what it loads."""
     roles = [names(s) for s in kernel.src if s.op is Op.ROLE and names(s) & LOADS]
     return len(roles) == 1 and bool(roles[0] & {"wgmma", "tcgen05_ld"})
 
 
-def _last_release(kernel: UOp, one: UOp, two: UOp) -> bool:
+def _last_release(kernel: Statement, one: Statement, two: Statement) -> bool:
     """In a block of one tile, the release of the last stage passes the wait for its last MMA."""
     for wait, release in ((one, two), (two, one)):
         if (names(wait), names(release)) == ({"wgmma_wait"}, {"mbar_arrive_peer"}):
@@ -308,7 +310,7 @@ def _last_release(kernel: UOp, one: UOp, two: UOp) -> bool:
     return False
 
 
-def _refill(kernel: UOp, one: UOp, two: UOp) -> bool:
+def _refill(kernel: Statement, one: Statement, two: Statement) -> bool:
     """A step's commit, or the step, passes the refill of the step before."""
     step, refill = names(one), names(two)
     waits = {"mbar_wait", "mbar_arrive_expect"}
@@ -320,24 +322,24 @@ def _refill(kernel: UOp, one: UOp, two: UOp) -> bool:
     )
 
 
-def _begins_only(kernel: UOp, one: UOp, two: UOp) -> bool:
+def _begins_only(kernel: Statement, one: Statement, two: Statement) -> bool:
     """A role that loads and multiplies passes the last meeting of the cluster."""
     works = STORES | {"tcgen05_ld", "wgmma"}
     return one.op is Op.ROLE and names(two) == {"cluster_arrive"} and not names(one) & works
 
 
-def _sums(kernel: UOp, one: UOp, two: UOp) -> bool:
+def _sums(kernel: Statement, one: Statement, two: Statement) -> bool:
     """The role that sums parts passes a meeting of the cluster that follows their arrival."""
     role, meeting = sorted((names(one), names(two)), key=len, reverse=True)
     return "add_f32" in role and meeting <= {"cluster_arrive relaxed", "cluster_wait"}
 
 
-def _other_warps(kernel: UOp, one: UOp, two: UOp) -> bool:
+def _other_warps(kernel: Statement, one: Statement, two: Statement) -> bool:
     a, b = warps(kernel, one), warps(kernel, two)
     return a is not None and b is not None and not a & b
 
 
-def _threads_only(kernel: UOp, one: UOp, two: UOp) -> bool:
+def _threads_only(kernel: Statement, one: Statement, two: Statement) -> bool:
     """An mbarrier.init moves past the fence, of a barrier that only threads of its CTA use, and
     learn of from a meeting that is not relaxed."""
     if names(one) | names(two) != {"mbar_init", "fence_mbar_init"} or one.op is not Op.ATOM:
@@ -353,32 +355,32 @@ def _threads_only(kernel: UOp, one: UOp, two: UOp) -> bool:
 # changes of one statement
 
 
-def _hints(kernel: UOp, mutant: Mutant) -> bool:
+def _hints(kernel: Statement, mutant: Mutant) -> bool:
     """A statement that only prefetches, or lets later launches begin, is moved or left out."""
     moved = mutant.operator in ("swap", "move", "delete")
     return moved and any(names(node) and names(node) <= HINTS for node in mutant.nodes)
 
 
-def _free_barrier(kernel: UOp, mutant: Mutant) -> bool:
+def _free_barrier(kernel: Statement, mutant: Mutant) -> bool:
     if mutant.change != "next barrier":
         return False
     used = {n.arg.attr("id") for _, n in walk(kernel) if n.op is Op.ATOM}
     return mutant.nodes[0].arg.attr("id") + 1 not in used
 
 
-def _same_registers(kernel: UOp, mutant: Mutant) -> bool:
+def _same_registers(kernel: Statement, mutant: Mutant) -> bool:
     if mutant.operator != "number" or mutant.change not in ("inc", "dec"):
         return False
     return bool(mutant.nodes[0].arg.attr("registers") == _program(kernel).launched)
 
 
-def _tensor_memory_only(kernel: UOp, mutant: Mutant) -> bool:
+def _tensor_memory_only(kernel: Statement, mutant: Mutant) -> bool:
     if mutant.change != "relaxed mbar_arrive_peer":
         return False
     return bool(mutant.nodes[0].src[0].src[0].arg.name == "acc_empty")
 
 
-def _pair_leaves(kernel: UOp, mutant: Mutant) -> bool:
+def _pair_leaves(kernel: Statement, mutant: Mutant) -> bool:
     """The meeting before a pair frees tensor memory is relaxed, in a block of one tile."""
     if mutant.change != "relaxed cluster_arrive" or not _one_tile(kernel):
         return False

@@ -25,7 +25,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import Fault, emulate
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Family, Problem, Strategy, Trial
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import gqa_prefill
 from ptxflow.compiler.kernels.attention import sized
 from ptxflow.compiler.kernels.gemm import blackwell, hopper
@@ -70,7 +70,7 @@ class Glue:
     """
 
     family: Family
-    build: Callable[[Problem, Strategy, Device], UOp]
+    build: Callable[[Problem, Strategy, Device], Statement]
     case: Callable[[Problem], Case]
     problems: Callable[[Problem, Strategy, Device], list[Trial]]
 
@@ -125,7 +125,7 @@ def judge(made: Callable[[str], tuple[Glue, Problem, Strategy]], device: Device)
 def written(epilogue: Epilogue, wanted: Wanted | None = None) -> Glue:
     """A GEMM with the epilogue, on its family's first emulation problem."""
 
-    def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    def build(p: Problem, s: Strategy, device: Device) -> Statement:
         t = Tiling(p, s, device, inputs(p))
         kernel = blackwell.Kernel if device.has_tmem else hopper.Kernel
         return kernel(t, Written(t, epilogue)).build()
@@ -190,7 +190,7 @@ def attended(
     pages in their order, another one is added: few queries of one sequence, of as many tokens as it
     takes, MOST_KEYS at most; CompileError where a mask takes more."""
 
-    def build(p: Problem, s: Strategy, device: Device) -> UOp:
+    def build(p: Problem, s: Strategy, device: Device) -> Statement:
         kernel = gqa_prefill.kernel(p, s, device)
         if page_map and not kernel.page:
             raise CompileError("an index map is of pages, and here keys are packed")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ptxflow.compiler.atoms import at, atom
-from ptxflow.compiler.ir.nodes import Op, UOp, Use, Value, show, value
+from ptxflow.compiler.ir.nodes import Op, Statement, Storage, UOp, Use, show, value
 from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, walk, with_body
 from ptxflow.compiler.ir.storage import slot
 
@@ -24,29 +24,29 @@ class Mutant:
 
     operator: str
     change: str
-    kernel: UOp  # as it was
-    tree: UOp  # as it is now
-    nodes: tuple[UOp, ...]
+    kernel: Statement  # as it was
+    tree: Statement  # as it is now
+    nodes: tuple[Statement, ...]
 
-    def within(self, lowered: UOp) -> UOp:
+    def within(self, lowered: Statement) -> Statement:
         """The program, or the one kernel that there is, with the changed kernel in its place."""
         if lowered.op is not Op.PROGRAM:
             return self.tree
         kernels = (self.tree if k is self.kernel else k for k in lowered.src)
-        return UOp(Op.PROGRAM, tuple(kernels), lowered.arg, lowered.site)
+        return Statement(Op.PROGRAM, tuple(kernels), lowered.arg, lowered.site)
 
     def __str__(self) -> str:
         what = f"{self.operator} {self.change}".strip()
         return f"{what}: {' and '.join(map(_text, self.nodes))}" if self.nodes else what
 
 
-def _text(node: UOp) -> str:
+def _text(node: Statement) -> str:
     inner = dict.fromkeys(n.arg.atom for _, n in walk(node) if n.op is Op.ATOM)
     text = show(node) if node.op is Op.ATOM else f"{show(node)} of {', '.join(inner)}"
     return f"{text} at {node.site}"
 
 
-def mutants(lowered: UOp) -> Iterator[Mutant]:
+def mutants(lowered: Statement) -> Iterator[Mutant]:
     """Every mutant of a lowered kernel, or of each kernel of a program, each tree once."""
     for kernel in kernels_of(lowered):
         seen = {kernel}
@@ -56,7 +56,7 @@ def mutants(lowered: UOp) -> Iterator[Mutant]:
                 yield mutant
 
 
-def _all(kernel: UOp) -> Iterator[Mutant]:
+def _all(kernel: Statement) -> Iterator[Mutant]:
     for path, node in walk(kernel):
         if path and node.op is not Op.ROLE:
             yield Mutant("delete", "", kernel, edit(kernel, path, ()), (node,))
@@ -72,27 +72,27 @@ def _all(kernel: UOp) -> Iterator[Mutant]:
     yield from _counts(kernel)
 
 
-def orders(node: UOp) -> bool:
+def orders(node: Statement) -> bool:
     """A statement that exists only to order others, or a branch over nothing else."""
     if node.op is Op.ATOM:
         return atom(node.arg.atom).orders
     return node.op is Op.IF and all(map(orders, body_of(node)))
 
 
-def _counts(kernel: UOp) -> Iterator[Mutant]:
+def _counts(kernel: Statement) -> Iterator[Mutant]:
     """Each barrier's declared arrivals, one more and one less."""
     for storage in kernel.arg.storage:
         if storage.op is Op.MBAR:
             for step in (-1, 1):
                 count = storage.arg.count + step
                 if count > 0:
-                    new = UOp(Op.MBAR, (), replace(storage.arg, count=count))
+                    new = Storage(Op.MBAR, (), replace(storage.arg, count=count))
                     tree = _with(kernel, {storage: new})
                     change = f"count {step:+d} of {storage.arg.name}"
                     yield Mutant("count", change, kernel, tree, ())
 
 
-def _with(node: UOp, made: dict[UOp, UOp]) -> UOp:
+def _with(node: UOp, made: dict[UOp, Any]) -> Any:
     """The tree with other nodes for those of `made`, which is told of what follows."""
     if node not in made:
         arg = node.arg
@@ -105,7 +105,7 @@ def _with(node: UOp, made: dict[UOp, UOp]) -> UOp:
 # -- operands and attributes --------------------------------------------------------------------
 
 
-def _perturbed(node: UOp) -> Iterator[tuple[str, str, UOp]]:
+def _perturbed(node: Statement) -> Iterator[tuple[str, str, Statement]]:
     """(operator, change, new statement) for every number in a statement that orders or places."""
     row = atom(node.arg.atom)
     for i, (name, _) in enumerate(row.operands):
@@ -136,7 +136,7 @@ def _perturbed(node: UOp) -> Iterator[tuple[str, str, UOp]]:
 _WEAKER = {"mbar_arrive_peer": ("mbar_arrive",)}
 
 
-def _attributes(node: UOp) -> Iterator[tuple[str, str, UOp]]:
+def _attributes(node: Statement) -> Iterator[tuple[str, str, Statement]]:
     use: Use = node.arg
     for name, number in use.attrs:
         match name:
@@ -175,10 +175,10 @@ def _attributes(node: UOp) -> Iterator[tuple[str, str, UOp]]:
                 yield "scope", f"cta_group {3 - number}", _attr(node, name, 3 - number)
 
 
-def _operand(node: UOp, i: int, new: Value) -> UOp:
-    return UOp(Op.ATOM, (*node.src[:i], value(new), *node.src[i + 1 :]), node.arg, node.site)
+def _operand(node: Statement, i: int, new: Any) -> Statement:
+    return Statement(Op.ATOM, (*node.src[:i], value(new), *node.src[i + 1 :]), node.arg, node.site)
 
 
-def _attr(node: UOp, name: str, new: Any) -> UOp:
+def _attr(node: Statement, name: str, new: Any) -> Statement:
     attrs = tuple((k, new if k == name else v) for k, v in node.arg.attrs)
-    return UOp(Op.ATOM, node.src, Use(node.arg.atom, attrs), node.site)
+    return Statement(Op.ATOM, node.src, Use(node.arg.atom, attrs), node.site)

@@ -32,7 +32,7 @@ from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
+from ptxflow.compiler.ir import Op, Statement, kernels_of, walk
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.processes import each
@@ -123,18 +123,18 @@ def chosen_structures(jobs: Iterable[Job], device: Device, most: int) -> list[Jo
     return out
 
 
-def _kind(role: str, path: tuple[int, ...], node: UOp) -> tuple[object, ...]:
+def _kind(role: str, path: tuple[int, ...], node: Statement) -> tuple[object, ...]:
     if node.op is Op.ATOM:
         return role, node.arg.atom, node.arg.attr("cta_group")
     return role, node.op, len(path)
 
 
 def judge(
-    lowered: UOp,
+    lowered: Statement,
     trips: Sequence[Trip],
     device: Device,
     chosen: Iterable[Mutant] | None = None,
-    emulate: Callable[[UOp], Emulation | None] = lambda tree: None,
+    emulate: Callable[[Statement], Emulation | None] = lambda tree: None,
     launch: Launch | None = None,
 ) -> Iterator[Judged]:
     """What becomes of the mutants of a kernel or program (all, or those chosen), as `launch` starts
@@ -169,7 +169,7 @@ def judge_strategy(
     trips = maker.trips(small.problem, strategy, device)
     launch = maker.launch(small.problem, strategy, device)
 
-    def emulate(tree: UOp) -> Emulation | None:
+    def emulate(tree: Statement) -> Emulation | None:
         return emulate_kernel(tree, small, strategy, device, seeds) if seeds else None
 
     chosen = list(mutants(kernel))

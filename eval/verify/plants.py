@@ -34,7 +34,7 @@ from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator.coverage import skeleton
 from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.ir.nodes import UOp
+from ptxflow.compiler.ir.nodes import Statement
 from ptxflow.compiler.ir.statements import kernels_of
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.processes import each
@@ -65,7 +65,7 @@ class Plant:
     why: str = ""
 
 
-def places(kernel: UOp) -> Iterator[tuple[tuple[object, ...], Candidate]]:
+def places(kernel: Statement) -> Iterator[tuple[tuple[object, ...], Candidate]]:
     """Every change of a kernel by its place, so that kernels which differ in numbers alone have the
     same changes at the same places."""
     counts = Counter[tuple[object, ...]]()
@@ -92,7 +92,9 @@ def changed_numbers(text: str, mutant: str) -> list[int] | str:
     return [i for i, (a, b) in enumerate(pairs) if a != b]
 
 
-def transported(mutant: Mutant, small: UOp, large: UOp, device: Device) -> UOp | None:
+def transported(
+    mutant: Mutant, small: Statement, large: Statement, device: Device
+) -> Statement | None:
     """The large program with a mutant of the small one; None where it has no such place."""
     at = kernels_of(small).index(mutant.kernel)
     here, there = kernels_of(small)[at], kernels_of(large)[at]
@@ -109,7 +111,7 @@ def transported(mutant: Mutant, small: UOp, large: UOp, device: Device) -> UOp |
     return made.within(large)
 
 
-def _is(found: Candidate, mutant: Mutant, kernel: UOp) -> bool:
+def _is(found: Candidate, mutant: Mutant, kernel: Statement) -> bool:
     return mutant.change.startswith(found.change) and found.of(kernel).tree is mutant.tree
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ptxflow.compiler.check.arithmetic import MAX, Arithmetic
 from ptxflow.compiler.check.reach import OPERATIONS
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, alu, const, special, var
+from ptxflow.compiler.ir import LANE, WARP, Op, Statement, UOp, Value, alu, const, special, var
 from ptxflow.compiler.ir.statements import KernelInfo, body_of, walk
 
 Values = NDArray[np.uint64] | None
@@ -33,10 +33,10 @@ class Threads:
         self.known: dict[UOp, Values] = {
             special(n): p for n, p in zip(self.sides, places, strict=True)
         }
-        self.shorter: dict[UOp, UOp] = {}
+        self.shorter: dict[UOp, Any] = {}
         self.bounded = Arithmetic(info)
 
-    def learn(self, kernel: UOp, trips: Sequence[Trip] = ()) -> None:
+    def learn(self, kernel: Statement, trips: Sequence[Trip] = ()) -> None:
         """How high the variables of loops are that begin at 0: by the bounds of their ends, or 0
         where no trip class has a second turn, which of a loop that may turn often some have."""
         most: dict[str, float] = {}
@@ -57,7 +57,7 @@ class Threads:
         }
 
     def of_statements(
-        self, node: UOp, path: tuple[int, ...] = (), held: Mask | None = None
+        self, node: Statement, path: tuple[int, ...] = (), held: Mask | None = None
     ) -> Iterator[tuple[tuple[int, ...], Mask]]:
         """By path, the threads that may execute a statement: those of its role for which the
         conditions around it hold, as far as they depend on nothing else."""
@@ -71,7 +71,7 @@ class Threads:
         for i, child in enumerate(body_of(node)):
             yield from self.of_statements(child, (*path, i), mask)
 
-    def may(self, condition: UOp) -> Mask:
+    def may(self, condition: Value) -> Mask:
         """The threads for which a condition may hold."""
         known = self.of(condition)
         return np.ones_like(self.known[LANE], np.bool_) if known is None else known != 0
@@ -84,7 +84,7 @@ class Threads:
             return self.put_in(one) is self.put_in(two)
         return bool((a == b)[where].all())
 
-    def put_in(self, value: UOp) -> UOp:
+    def put_in(self, value: UOp) -> Any:
         """A value with constants for the parts that are one in all threads, less what cannot
         change it."""
         if value not in self.shorter:
@@ -97,7 +97,7 @@ class Threads:
                 self.shorter[value] = value
         return self.shorter[value]
 
-    def _less(self, value: UOp) -> UOp:
+    def _less(self, value: Value) -> Value:
         """A constant, or the left operand alone, where that is all that a value can be."""
         low, high = self.bounded.bounds(value)
         if low == high:
@@ -127,7 +127,7 @@ class Threads:
         return self.known[value]
 
 
-def conjuncts(condition: UOp) -> Iterator[UOp]:
+def conjuncts(condition: Value) -> Iterator[Value]:
     """What must hold for a condition to hold."""
     if condition.op is Op.ALU and condition.arg == "and":
         for side in condition.src:
@@ -150,7 +150,7 @@ def _computed(name: str, a: Any, b: Any) -> Values:
     return np.asarray(OPERATIONS[name](a, b), np.uint64)
 
 
-def same_turn(old: UOp, new: UOp) -> bool:
+def same_turn(old: Value, new: Value) -> bool:
     """Whether two places in a ring, remainders by a power of two, are sums of the same products
     modulo that power, which divides 2^32."""
     if not (old.op is new.op is Op.ALU and old.arg == new.arg and old.src[1] is new.src[1]):
@@ -163,10 +163,10 @@ def same_turn(old: UOp, new: UOp) -> bool:
     return _products(old.src[0], unit) == _products(new.src[0], unit)
 
 
-def _products(value: UOp, unit: int) -> dict[frozenset[tuple[UOp, int]], int]:
+def _products(value: Value, unit: int) -> dict[frozenset[tuple[Value, int]], int]:
     """An expression as a sum of products: how often each counts modulo a unit, by the powers of
     what it is of."""
-    out = Counter[frozenset[tuple[UOp, int]]]()
+    out = Counter[frozenset[tuple[Value, int]]]()
     if value.op is Op.CONST:
         out[frozenset()] = value.arg[0]
     elif value.op is Op.ALU and value.arg in ("add", "sub", "mul"):

@@ -23,7 +23,7 @@ from ptxflow.compiler.emulator import Banks, Fault, Report, emulate
 from ptxflow.compiler.emulator.coverage import Coverage, Gap, skeleton
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import PartialSums, Problem, Size, Strategy
-from ptxflow.compiler.ir import UOp, kernels_of
+from ptxflow.compiler.ir import Statement, kernels_of
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of, sums
@@ -267,7 +267,7 @@ def _floats(problem: Problem) -> bool:
     return all(plain(case.tensors[name]).dtype.kind == "f" for name in case.expected)
 
 
-def built(problem: Problem, strategy: Strategy, device: Device) -> UOp | None:
+def built(problem: Problem, strategy: Strategy, device: Device) -> Statement | None:
     """The kernel; nothing where the strategy is none of the problem's."""
     maker = family(strategy.family)
     try:

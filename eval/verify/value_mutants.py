@@ -20,7 +20,7 @@ from ptxflow.compiler.atoms.table import Atom, all_atoms, atom
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir.nodes import VALUES, Op, UOp, Use, alu, const
+from ptxflow.compiler.ir.nodes import VALUES, Op, Statement, UOp, Use, Value, alu, const
 from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, walk
 from ptxflow.eval.verify.equivalent import HINTS, names
 from ptxflow.eval.verify.mutants import Mutant
@@ -61,10 +61,10 @@ class Candidate:
     change: str
     old: UOp
     new: UOp
-    node: UOp  # the statement, or the first of those that it stands in
+    node: Statement  # the statement, or the first of those that it stands in
     path: tuple[int, ...] | None
 
-    def of(self, kernel: UOp) -> Mutant:
+    def of(self, kernel: Statement) -> Mutant:
         """The mutant of the kernel that the candidate was found in."""
         where = "everywhere" if self.path is None else "here"
         if self.path is None:
@@ -74,11 +74,11 @@ class Candidate:
         return Mutant(self.kind, f"{self.change}, {where},", kernel, tree, (self.node,))
 
 
-def replaced(node: UOp, old: UOp, new: UOp) -> UOp:
+def replaced(node: UOp, old: UOp, new: UOp) -> Any:
     """The tree with a value in place of another wherever that stands; constants fold anew."""
-    known = {old: new}
+    known: dict[UOp, Any] = {old: new}
 
-    def of(n: UOp) -> UOp:
+    def of(n: UOp) -> Any:
         if n not in known:
             src = tuple(map(of, n.src))
             if src == n.src:
@@ -90,18 +90,18 @@ def replaced(node: UOp, old: UOp, new: UOp) -> UOp:
     return of(node)
 
 
-def _here(statement: UOp, old: UOp, new: UOp) -> UOp:
+def _here(statement: Statement, old: UOp, new: UOp) -> Any:
     """The statement with the value replaced in its own operands, not in what stands in it."""
     if statement is old:  # an instruction with another immediate, or another instruction
         return new
     body = body_of(statement)
     head = statement.src[: len(statement.src) - len(body)]
-    return UOp(
+    return Statement(
         statement.op, (*(replaced(s, old, new) for s in head), *body), statement.arg, statement.site
     )
 
 
-def candidates(kernel: UOp, trips: Sequence[Trip] = ()) -> Iterator[Candidate]:
+def candidates(kernel: Statement, trips: Sequence[Trip] = ()) -> Iterator[Candidate]:
     """Every change of a kernel, each once; none of a value that stays the same for every thread
     that executes a statement which it stands in, in a kernel that takes these trips."""
     threads = Threads(kernel.arg)
@@ -123,7 +123,7 @@ def candidates(kernel: UOp, trips: Sequence[Trip] = ()) -> Iterator[Candidate]:
                 yield found
 
 
-def _reached(node: UOp, executing: Mask, threads: Threads) -> Iterator[tuple[UOp, Mask]]:
+def _reached(node: Statement, executing: Mask, threads: Threads) -> Iterator[tuple[UOp, Mask]]:
     """The operands of a statement, of conditions all that must hold, and the threads in which each
     counts: beside `inside`, those for which it may hold; of what must hold, those for which all
     else may."""
@@ -141,7 +141,7 @@ def _reached(node: UOp, executing: Mask, threads: Threads) -> Iterator[tuple[UOp
             yield src, np.all([executing, *may], axis=0)
 
 
-def _all(kernel: UOp) -> Iterator[Candidate]:
+def _all(kernel: Statement) -> Iterator[Candidate]:
     others = _Variables(kernel)
     changes = cache(lambda node, grain: tuple(_changes(node, others, grain)))
     for path, node in walk(kernel):
@@ -167,13 +167,17 @@ def _all(kernel: UOp) -> Iterator[Candidate]:
 
 
 def drawn(
-    lowered: UOp, device: Device, count: int, rng: np.random.Generator, trips: Sequence[Trip] = ()
+    lowered: Statement,
+    device: Device,
+    count: int,
+    rng: np.random.Generator,
+    trips: Sequence[Trip] = (),
 ) -> list[Mutant]:
     """`count` mutants of a kernel or program, spread evenly over kernels and kinds; fewer where
     there are no more. No two have the same PTX. Their order is each one's own: without some of the
     candidates the others are drawn alike."""
     salt = int(rng.integers(1 << 32))
-    heaps = dict[str, tuple[UOp, list[Candidate]]]()
+    heaps = dict[str, tuple[Statement, list[Candidate]]]()
     for i, kernel in enumerate(kernels_of(lowered)):
         for found in candidates(kernel, trips):
             heaps.setdefault(f"{found.kind} {i}", (kernel, []))[1].append(found)
@@ -199,7 +203,7 @@ def _lot(salt: int, name: str) -> int:
     return zlib.crc32(f"{salt} {name}".encode())
 
 
-def text_of(tree: UOp, device: Device) -> str:
+def text_of(tree: Statement, device: Device) -> str:
     """The PTX of a mutant; empty where the writer has none for it."""
     try:
         return write(tree, device)
@@ -210,10 +214,10 @@ def text_of(tree: UOp, device: Device) -> str:
 # -- where values stand ---------------------------------------------------------------------------
 
 
-Put = Callable[[UOp], UOp]  # the statement with another value there
+Put = Callable[[UOp], Statement]  # the statement with another value there
 
 
-def _operands(node: UOp) -> Iterator[tuple[str, str, UOp, int, Put]]:
+def _operands(node: Statement) -> Iterator[tuple[str, str, Value, int, Put]]:
     """(kind of a leaf there, place, value, grain, Put) for every value of a statement. What is less
     than the grain does not show: a matrix descriptor has no room for it."""
     match node.op:
@@ -237,13 +241,13 @@ def _operands(node: UOp) -> Iterator[tuple[str, str, UOp, int, Put]]:
                         yield part, f"{part} of {name}", operand.src[k], grain, put
 
 
-def _in_registers(node: UOp) -> bool:
+def _in_registers(node: Statement) -> bool:
     """Whether every register that a statement names is one that there is."""
     named = [s for s in node.src if s.op is Op.SLOT and s.src[0].op is Op.FRAG]
     return all(s.src[2].arg[0] + s.arg <= s.src[0].arg.size for s in named)
 
 
-def _kind(node: UOp, name: str, operand: UOp) -> str:
+def _kind(node: Statement, name: str, operand: Value) -> str:
     """Of a leaf that is an operand of an instruction."""
     if name == "value" and operand.op is Op.CONST:
         number = operand.arg[0]  # 0 may be a float: where 1 were, a subnormal, it would not show
@@ -251,15 +255,15 @@ def _kind(node: UOp, name: str, operand: UOp) -> str:
     return {"parity": "parity", "accumulate": "predicate", "inside": "inside"}.get(name, "constant")
 
 
-def _with(node: UOp, i: int, new: UOp) -> UOp:
+def _with(node: UOp, i: int, new: UOp) -> Any:
     return UOp(node.op, (*node.src[:i], new, *node.src[i + 1 :]), node.arg, node.site)
 
 
-def _inside(node: UOp, i: int, k: int, new: UOp) -> UOp:
+def _inside(node: Statement, i: int, k: int, new: Value) -> Statement:
     return _with(node, i, _with(node.src[i], k, new))
 
 
-def _within(value: UOp) -> Iterator[UOp]:
+def _within(value: Value) -> Iterator[Value]:
     """The operations of an expression, each once."""
     return (n for n in _nodes(value) if n.op is Op.ALU)
 
@@ -267,8 +271,8 @@ def _within(value: UOp) -> Iterator[UOp]:
 class _Variables:
     """What may stand for what in a kernel: by a variable, those of its kind in their order."""
 
-    def __init__(self, kernel: UOp):
-        groups: dict[str, dict[UOp, None]] = {}
+    def __init__(self, kernel: Statement):
+        groups: dict[str, dict[Value, None]] = {}
         self.params = dict(kernel.arg.params)
         for _, node in walk(kernel):
             for src in (s for s in node.src if s.op in VALUES or s.op is Op.SLOT):
@@ -276,21 +280,21 @@ class _Variables:
                     groups.setdefault(self.group(leaf), {})[leaf] = None
         self.groups = {name: list(found) for name, found in groups.items()}
 
-    def group(self, leaf: UOp) -> str:
+    def group(self, leaf: Value) -> str:
         return self.params[leaf.arg] if leaf.op is Op.PARAM else str(leaf.arg[1])
 
-    def instead(self, leaf: UOp) -> list[UOp]:
+    def instead(self, leaf: Value) -> list[Value]:
         """Its neighbours in the order of appearance; of few, all."""
         group = self.groups.get(self.group(leaf), [leaf])
         i = group.index(leaf)
         return [v for v in (*group[i + 1 : i + 3], *group[max(0, i - 2) : i]) if v is not leaf]
 
 
-def _leaves(node: UOp) -> Iterator[UOp]:
+def _leaves(node: UOp) -> Iterator[Value]:
     return (n for n in _nodes(node) if n.op in (Op.VAR, Op.PARAM))
 
 
-def _nodes(node: UOp) -> Iterator[UOp]:
+def _nodes(node: UOp) -> Iterator[Any]:
     """A value, or the storage that it stands in, and all that it is made of, each once."""
     seen, todo = set[UOp](), [node]
     while todo:
@@ -303,10 +307,10 @@ def _nodes(node: UOp) -> Iterator[UOp]:
 
 # -- what they become -----------------------------------------------------------------------------
 
-Change = tuple[str, str, UOp]  # kind, change, new node
+Change = tuple[str, str, Any]  # kind, change, new node
 
 
-def _changes(node: UOp, others: _Variables, grain: int) -> Iterator[Change]:
+def _changes(node: Value, others: _Variables, grain: int) -> Iterator[Change]:
     """Of an operation: another operator, an operand alone, an operand changed."""
     left, right = node.src
     for name in _BECOMES.get(node.arg, ()):
@@ -327,7 +331,7 @@ def _changes(node: UOp, others: _Variables, grain: int) -> Iterator[Change]:
                 yield from _made(how, f"{change} in {node.arg}", node.arg, *sides)
 
 
-def _same_bound(left: UOp, bound: UOp, new: UOp) -> bool:
+def _same_bound(left: Value, bound: Value, new: Value) -> bool:
     """Whether the multiples that `left` takes are below both bounds, or below neither."""
     unit = multiple_of(left)
     if bound.op is Op.CONST and new.op is Op.CONST:
@@ -335,7 +339,7 @@ def _same_bound(left: UOp, bound: UOp, new: UOp) -> bool:
     return False
 
 
-def multiple_of(value: UOp) -> int:
+def multiple_of(value: Value) -> int:
     """The power of two of which all values are multiples, as far as the expression tells; as it
     divides 2^32, they may wrap."""
     if value.op is Op.CONST:
@@ -365,7 +369,7 @@ def _part(operation: str, index: int) -> str:
     return {"mul": "stride", "add": "offset", "sub": "offset"}[operation]
 
 
-def _made(kind: str, change: str, name: str, left: UOp, right: UOp) -> Iterator[Change]:
+def _made(kind: str, change: str, name: str, left: Value, right: Value) -> Iterator[Change]:
     """The operation, if 32-bit arithmetic has it."""
     if right.op is Op.CONST:
         if name in ("div", "rem") and right.arg[0] == 0:
@@ -375,7 +379,7 @@ def _made(kind: str, change: str, name: str, left: UOp, right: UOp) -> Iterator[
     yield kind, change, alu(name, left, right)
 
 
-def _leaf(leaf: UOp, kind: str, others: _Variables, grain: int = 1) -> Iterator[Change]:
+def _leaf(leaf: Value, kind: str, others: _Variables, grain: int = 1) -> Iterator[Change]:
     """Of a constant, its neighbours, its double and half, and 0; of a variable, another, or 0."""
     if leaf.op is Op.CONST:
         held, name = leaf.arg
@@ -404,7 +408,7 @@ def _leaf(leaf: UOp, kind: str, others: _Variables, grain: int = 1) -> Iterator[
         yield "variable", f"{name} to 0", const(0)
 
 
-def _statements(node: UOp) -> Iterator[Change]:
+def _statements(node: Statement) -> Iterator[Change]:
     """An instruction with another immediate, or another instruction on its operands."""
     use: Use = node.arg
     for name, held in use.attrs:
@@ -414,13 +418,13 @@ def _statements(node: UOp) -> Iterator[Change]:
         for new in _immediates(held, kind == "scale"):
             attrs = tuple((k, new if k == name else v) for k, v in use.attrs)
             change = f"{name} {_shown(held, kind)} to {_shown(new, kind)}"
-            yield kind, change, UOp(Op.ATOM, node.src, Use(use.atom, attrs), node.site)
+            yield kind, change, Statement(Op.ATOM, node.src, Use(use.atom, attrs), node.site)
     for other in _siblings()(use.atom):
         attrs = tuple((k, use.attr(k, v)) for k, v in other.defaults)
         src = node.src[: len(other.operands)]
         if len(src) == len(other.operands):
             new_use = Use(other.name, tuple(sorted(attrs)))
-            yield "instruction", f"as {other.name}", UOp(Op.ATOM, src, new_use, node.site)
+            yield "instruction", f"as {other.name}", Statement(Op.ATOM, src, new_use, node.site)
 
 
 def _shown(held: Any, kind: str) -> str:

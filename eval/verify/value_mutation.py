@@ -42,7 +42,7 @@ from ptxflow.compiler.emulator import PtxSyntaxError
 from ptxflow.compiler.emulator.operands import Program
 from ptxflow.compiler.emulator.parse import parse
 from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.processes import each, memory_of, within
 from ptxflow.env.tasks.arguments import positive_int
@@ -83,7 +83,7 @@ class Judged:
 # -- one mutant -----------------------------------------------------------------------------------
 
 
-def judge(mutant: Mutant, validate: Callable[[UOp], None], bench: Bench) -> Judged:
+def judge(mutant: Mutant, validate: Callable[[Statement], None], bench: Bench) -> Judged:
     """What becomes of a mutant of a bench's kernel or program, whose whole is its tree.
 
     `validate` raises CompileError.
@@ -196,7 +196,7 @@ def judge_kernel(
     trips = maker.trips(bench.shape, strategy, device)
     launch = maker.launch(bench.shape, strategy, device)
 
-    def validate(tree: UOp) -> None:
+    def validate(tree: Statement) -> None:
         check(tree, trips, device, bench.proven)
         check_launch(tree, launch)
 

@@ -26,7 +26,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.emulator.coverage import OPEN, skeleton
 from ptxflow.compiler.family import PartialSums, Problem, Size, Strategy, Trial
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch, evaluate
 from ptxflow.eval.verify.cases import case_of
@@ -77,7 +77,7 @@ class Bench:
     job: Job
     device: Device
     shape: Problem
-    lowered: UOp
+    lowered: Statement
     text: str
     known: list[Known]
     larger: Known | None = None
@@ -207,7 +207,7 @@ def _remembered(name: str, shape: Problem, find: Callable[[], Iterable[Known]]) 
     return kept
 
 
-def small_kernel(job: Job, device: Device) -> tuple[Problem, UOp]:
+def small_kernel(job: Job, device: Device) -> tuple[Problem, Statement]:
     """The constants of a kernel's problems, and what is built for them."""
     problem, strategy = job
     maker = family(strategy.family)
@@ -297,7 +297,7 @@ def _each(made: Bench, some: int) -> tuple[int, ...]:
 
 
 def larger_problem(
-    lowered: UOp, small: Trial, strategy: Strategy, device: Device, rng: np.random.Generator
+    lowered: Statement, small: Trial, strategy: Strategy, device: Device, rng: np.random.Generator
 ) -> Trial:
     """The trial with axes in SIZES times as large: those that the PTX does not depend on."""
     maker, text = family(strategy.family), write(lowered, device)

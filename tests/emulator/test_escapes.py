@@ -13,7 +13,7 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.emulator.race import GRANULE
-from ptxflow.compiler.ir import CTAID, LANE, UOp, Value, kernels_of, loop, slot, value
+from ptxflow.compiler.ir import CTAID, LANE, Scalar, Value, kernels_of, loop, slot, value
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.attention.sequences import Search
 from ptxflow.compiler.kernels.dsa_indexer import select
@@ -60,7 +60,7 @@ choice = Sum._choice
 tile_at, sweep, streams = schedule.Work.tile_at, Select.sweep, ChunkWarps._streams
 
 
-def other_chunk(self: Combine, place: Any, head: Value, column: Value) -> Any:
+def other_chunk(self: Combine, place: Any, head: Scalar, column: Scalar) -> Any:
     """Rows of the workspace of an even chunk for those of an odd one."""
     return unit(self, value(place) >> 1 << 1, head, column)
 
@@ -70,12 +70,12 @@ def first_heads(self: Span, h: int) -> Any:
     return self.sequence * self.query_heads + h * self.group
 
 
-def first_step(self: Search, place: Value, count: Any) -> Any:
+def first_step(self: Search, place: Scalar, count: Any) -> Any:
     """Sequences behind the first step of the look-up are not seen."""
     return find(self, place, count.min(32 * self.wave))
 
 
-def first_turn(index: Any, turns: Value, *body: Any, **options: Any) -> Any:
+def first_turn(index: Any, turns: Scalar, *body: Any, **options: Any) -> Any:
     """The look-up of prefill ends behind its first step."""
     return loop(index, value(turns).min(1), *body, **options)
 
@@ -86,28 +86,28 @@ def first_raster(self: Tiling, tile: Any) -> Any:
     return origin(self, tile.min(across * 2 * self.s.raster_group - 1))
 
 
-def late_parity(self: Ring, use: Value) -> Any:
+def late_parity(self: Ring, use: Scalar) -> Any:
     """A consumer's parity turns once more from the 32nd turn on."""
     turn = value(use) // self.stages
     return at.mbar_wait(slot(self.full, self.stage(use)), (turn & 1) ^ (turn >> 5 & 1))
 
 
-def first_block(self: Grouped, held: Any, row: Value, k: Any) -> Any:
+def first_block(self: Grouped, held: Any, row: Scalar, k: Any) -> Any:
     """The scale of the second product's weights is that of the first block along K."""
     return weight_scale(self, held, row, k if self.up else k * 0)
 
 
-def other_part(self: Parts, row: Value, column: Value) -> Any:
+def other_part(self: Parts, row: Scalar, column: Scalar) -> Any:
     """The maxima and sums of an even chunk for those of an odd one."""
     return stats_of(self, value(row) >> 1 << 1, column)
 
 
-def short_list(self: Lists, span: Any, token: Value) -> Any:
+def short_list(self: Lists, span: Any, token: Scalar) -> Any:
     """Entries from the 384th on are that one."""
     return entry(self, span, value(token).min(383))
 
 
-def one_turn(index: Any, turns: Value, *body: Any, **options: Any) -> Any:
+def one_turn(index: Any, turns: Scalar, *body: Any, **options: Any) -> Any:
     """Sweeps end behind their first turn."""
     swept = index.arg[0].endswith("_turn")
     return loop(index, value(turns).min(1) if swept else turns, *body, **options)
@@ -127,7 +127,7 @@ def far_ranks(self: Select, name: str, visit: Any) -> Any:
         self.rank = own
 
 
-def first_rows(self: AttendToLists, t: UOp, span: Any) -> Any:
+def first_rows(self: AttendToLists, t: Value, span: Any) -> Any:
     """Whether the second of a lane's two entries names something is read from its first."""
     table, index = self.work.entry(
         span, self.work.token(span, t, self.row * MMA_TOKENS + (LANE >> 2))
@@ -152,7 +152,7 @@ def even_queries(self: ChunkWarps) -> Any:
     return [replace(query, first=pair * self.size), *others]
 
 
-def near_tiles(self: schedule.Work, step: Value) -> Any:
+def near_tiles(self: schedule.Work, step: Scalar) -> Any:
     """Tiles of keys beyond those of the first problem are the last of these."""
     return tile_at(self, value(step).min(self.s.stages + 2))
 

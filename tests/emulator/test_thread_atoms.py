@@ -13,7 +13,7 @@ from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.emulator import emulate, from_bfloat16, to_bfloat16
-from ptxflow.compiler.ir.nodes import CTAID, LANE, UOp, const, param
+from ptxflow.compiler.ir.nodes import CTAID, LANE, Slot, Statement, Storage, const, param
 from ptxflow.compiler.ir.statements import KernelInfo, flatten
 from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, slot, smem
 from ptxflow.compiler.kernels.gdn_decode.gates import decay
@@ -28,7 +28,7 @@ Floats = np.ndarray[Any, Any]
 
 
 def run(
-    body: list[Any], storage: tuple[UOp, ...], smem_bytes: int = 0, /, **inputs: Floats
+    body: list[Any], storage: tuple[Storage, ...], smem_bytes: int = 0, /, **inputs: Floats
 ) -> Floats:
     """What one warp stores of OUT, four values a lane."""
     names = (*inputs, "out")
@@ -42,15 +42,15 @@ def run(
     return tensors["out"]
 
 
-def _all(name: str) -> UOp:
+def _all(name: str) -> Slot:
     return rectangle(global_tensor(name), 0, 0, 32, 4)
 
 
-def _given(name: str, target: UOp) -> UOp:
+def _given(name: str, target: Storage) -> Statement:
     return at.ld_global(slot(target), param(name), LANE, 1, _all(name), element=16)
 
 
-ARITHMETIC: dict[str, tuple[Callable[..., UOp], Callable[..., Any], float]] = {
+ARITHMETIC: dict[str, tuple[Callable[..., Statement], Callable[..., Any], float]] = {
     "fma_f32": (at.fma_f32, lambda a, b, c: a * b + c, 2.0**-23),
     "sub_f32": (at.sub_f32, lambda a, b: a - b, 0),
     "exp2_f32": (at.exp2_f32, np.exp2, 2.0**-22),
@@ -186,7 +186,7 @@ def normal() -> Floats:
     return RNG.normal(size=(32, 4)).astype(np.float32)
 
 
-def lanes(body: list[UOp], **inputs: Floats) -> Floats:
+def lanes(body: list[Statement], **inputs: Floats) -> Floats:
     """What one warp leaves in OUT when `a` and `b` are in A and B."""
     loads = [_given(n, {"a": A, "b": B}[n]) for n in inputs]
     return run([*loads, *body], (A, B, OUT, PAIR), 0, **inputs)

@@ -8,7 +8,7 @@ from typing import Any
 from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.gdn_prefill.decisions import main_warps, registers
 from tests.given import B200, BOTH, H200, Json, altering, resized, strategies
@@ -86,7 +86,7 @@ _AXES = {"total_seq_len": 9, "num_seqs": 2, "len_cu_seqlens": 3}
 _bad = altering(definition(), _AXES)
 
 
-def _in_place(node: UOp) -> bool:
+def _in_place(node: Statement) -> bool:
     """Whether an instruction changes registers that it reads: they hold something before, too."""
     row = atom(node.arg.atom)
     written = [row.operand(node, a.operand) for a in row.accesses if a.mode != "r"]

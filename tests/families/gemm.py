@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy, Trip
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import family
 from tests.given import B200, H200, Json, altering, resized, strategies
 from tests.row import Bad, Case, Ordered, Planted, Refused, Row, Sampled, Size
@@ -105,7 +105,7 @@ CASES = [(H200, n, s) for n, s in HOPPER.items()] + [(B200, n, s) for n, s in BL
 IDS = [f"{d.arch}: {name}" for d, name, _ in CASES]
 
 
-def build(dev: Device, s: Strategy, p: Problem | None = None) -> tuple[UOp, list[Trip]]:
+def build(dev: Device, s: Strategy, p: Problem | None = None) -> tuple[Statement, list[Trip]]:
     """The lowered kernel and its trip classes; the strategy must be legal."""
     p = p or problem_for(s)
     assert GEMM.refusals(p, s, dev) == []

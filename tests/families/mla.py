@@ -11,7 +11,7 @@ import numpy as np
 from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem, Strategy
-from ptxflow.compiler.ir import Op, UOp
+from ptxflow.compiler.ir import Op, Statement
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.mla.decisions import columns, own, register_limit, registers
 from tests.given import (
@@ -158,7 +158,7 @@ def _cases(name: str) -> tuple[Case, ...]:
     )  # fmt: skip
 
 
-def _writes(node: UOp) -> bool:
+def _writes(node: Statement) -> bool:
     """Whether an instruction writes memory, not registers alone."""
     row = atom(node.arg.atom)
     targets = (row.operand(node, a.operand).src[0] for a in row.accesses if a.mode == "w")

@@ -21,7 +21,7 @@ import numpy as np
 
 from ptxflow.compiler.device import B200, DEVICES, H200, Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.arguments import find_problem, find_space
 from ptxflow.env.tasks.definition import load, names, own_names
@@ -57,7 +57,7 @@ class Kernel:
         _, problem = find_problem(definition, self.axes)
         return problem, Strategy(self.family, tuple(self.choices.items())), DEVICES[self.device]
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         problem, strategy, device = self.bound()
         return family(self.family).build(problem, strategy, device)
@@ -72,7 +72,7 @@ def read() -> list[Kernel]:
     return [Kernel(**row) for row in json.loads(KERNELS.read_text())]
 
 
-def branches(build: Callable[[], UOp]) -> set[Branch]:
+def branches(build: Callable[[], Statement]) -> set[Branch]:
     """The branches of the builders that a build takes."""
     seen: set[Branch] = set()
 

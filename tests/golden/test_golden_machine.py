@@ -17,7 +17,7 @@ import pytest
 from ptxflow.compiler.backend import cache, sass
 from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.device import DEVICES
-from ptxflow.compiler.ir import UOp, kernels_of
+from ptxflow.compiler.ir import Statement, kernels_of
 from ptxflow.eval.verify.draws import definitions
 from tests.golden.kernels import TARGETS, Kernel, read
 
@@ -35,7 +35,7 @@ def machine(ptx: str, kernel: Kernel) -> dict[str, object]:
     return {"sass": code, "registers": used.registers, "spills": used.spill_stores}
 
 
-def assert_well_formed(ptx: str, tree: UOp) -> None:
+def assert_well_formed(ptx: str, tree: Statement) -> None:
     """No division by a constant, launch bounds, aligned tensor maps, labels that are there."""
     assert not re.search(r"(div|rem)\.u32 %r\d+, [^,]+, \d+;", ptx)
     assert ptx.startswith(".version 8.8\n")

@@ -11,7 +11,7 @@ from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import HazardError, SpecError
 from ptxflow.compiler.family import Strategy
-from ptxflow.compiler.ir import Op, UOp, const, edit, walk
+from ptxflow.compiler.ir import Op, Statement, const, edit, walk
 from ptxflow.compiler.lower import layout
 from ptxflow.env.space import enumerate_space
 from tests.families.gemm import GEMM, HOPPER, build, problem, swapped
@@ -23,7 +23,7 @@ def test_a_store_beyond_the_cluster_is_refused() -> None:
     path, node = next(
         (p, n) for p, n in walk(tree) if n.op is Op.ATOM and n.arg.atom == "st_async_v4"
     )
-    beyond = UOp(Op.ATOM, (*node.src[:-1], const(2)), node.arg, node.site)
+    beyond = Statement(Op.ATOM, (*node.src[:-1], const(2)), node.arg, node.site)
     with pytest.raises(HazardError, match="the cluster has no CTA 2"):
         check(edit(tree, path, (beyond,)), trips, H200)
 

@@ -9,7 +9,7 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.errors import HazardError
-from ptxflow.compiler.ir import Op, UOp, edit, kernels_of, program, walk
+from ptxflow.compiler.ir import Op, Statement, edit, kernels_of, program, walk
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify.emulation import emulate_kernel, run_emulation
 from tests.families import ROWS, gemm
@@ -42,7 +42,7 @@ def test_every_family_waits_for_what_is_before_the_call(case: Case) -> None:
         check(changed, maker.trips(p, case.strategy, case.device), case.device)
 
 
-def named(kernel: UOp, name: str) -> list[tuple[int, ...]]:
+def named(kernel: Statement, name: str) -> list[tuple[int, ...]]:
     """Where an instruction stands."""
     return [p for p, n in walk(kernel) if n.op is Op.ATOM and n.arg.atom == name]
 
@@ -59,7 +59,7 @@ def test_a_gemm_loads_weights_before_it_waits(name: str) -> None:
     loads = [i for i, name in enumerate(order) if name.startswith("tma_load")]
     waits = [i for i, name in enumerate(order) if name == "grid_wait"]
     assert loads[0] < waits[-1] < loads[-1]
-    strict = UOp(lowered.op, lowered.src, replace(lowered.arg, chained=()), lowered.site)
+    strict = Statement(lowered.op, lowered.src, replace(lowered.arg, chained=()), lowered.site)
     with pytest.raises(HazardError, match="while the grids before"):
         check(strict, trips, H200)
 
@@ -86,6 +86,6 @@ def test_the_next_launch_of_a_call_may_not_begin_before_the_first_has_waited() -
     assert check(lowered, maker.trips(p, s, H200), H200)
     first, *others = lowered.src
     body = (at.grid_launch_dependents(), *first.src)
-    early = program(UOp(first.op, body, first.arg, first.site), *others)
+    early = program(Statement(first.op, body, first.arg, first.site), *others)
     with pytest.raises(HazardError, match="lets the next launch begin"):
         check(early, maker.trips(p, s, H200), H200)

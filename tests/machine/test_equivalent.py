@@ -11,13 +11,13 @@ import pytest
 from ptxflow.compiler.check import check
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.eval.verify.equivalent import EQUIVALENT, HINTS, names, reason
 from ptxflow.eval.verify.mutants import Mutant, mutants
 from tests.families import gqa_prefill
 from tests.families.gemm import CASES, H200, build
 
-Lowered = tuple[UOp, list[Trip], Device]
+Lowered = tuple[Statement, list[Trip], Device]
 
 
 def lowered() -> Iterator[Lowered]:

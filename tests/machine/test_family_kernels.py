@@ -13,7 +13,7 @@ from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Strategy, Trip
-from ptxflow.compiler.ir import Op, UOp, kernels_of, walk
+from ptxflow.compiler.ir import Op, Statement, kernels_of, walk
 from ptxflow.eval.verify.equivalent import names
 from tests.families import ROWS
 from tests.given import BOTH
@@ -37,7 +37,7 @@ def test_kernels_and_launches_are_accepted(row: Row, case: Case) -> None:
     check_launch(lowered, maker.launch(p, s, dev))
 
 
-def tried(o: Ordered, lowered: UOp) -> Iterator[tuple[int, Path, UOp]]:
+def tried(o: Ordered, lowered: Statement) -> Iterator[tuple[int, Path, Statement]]:
     """The ordering statements, and the others that are to be left out."""
     seen = set()
     for number, kernel in enumerate(kernels_of(lowered)):

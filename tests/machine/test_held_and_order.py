@@ -10,7 +10,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.errors import HazardError, SpecError
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir.nodes import CTAID, LANE, UOp, Value, param, var
+from ptxflow.compiler.ir.nodes import CTAID, LANE, Scalar, Statement, Storage, UOp, param, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, program, when
 from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot, smem, value_of
 from ptxflow.compiler.launch import Launch, PointerParam, Workspace
@@ -24,39 +24,39 @@ N = value_of(COUNT)
 TRIPS = [Trip(f"{n} times", (("count", n), ("held", 0))) for n in (0, 1, 3)]
 
 
-def kernel(*body: Body, name: str = "k", dependent: bool = False) -> UOp:
+def kernel(*body: Body, name: str = "k", dependent: bool = False) -> Statement:
     pointers = tuple((tensor, "ptr") for tensor in TENSORS)
     storage = (COUNT, HELD, OTHER, TILE)
     info = KernelInfo(name, H200.arch, 1, 1, pointers, storage, dependent=dependent)
     return finish(info, *[s for s in _flat(body) if s is not None])
 
 
-def _flat(body: Body) -> list[UOp]:
+def _flat(body: Body) -> list[Statement]:
     if body is None or isinstance(body, UOp):
         return [body] if body is not None else []
     return [s for part in body for s in _flat(part)]
 
 
-def load(register: UOp, index: Value = 0, tensor: str = "A", handed: bool = False) -> UOp:
+def load(into: Storage, index: Scalar = 0, tensor: str = "A", handed: bool = False) -> Statement:
     place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
     row = at.ld_global_coherent if handed else at.ld_global
-    return row(slot(register), param(tensor), index, 1, place, element=4)
+    return row(slot(into), param(tensor), index, 1, place, element=4)
 
 
-def put(tensor: str = "C", register: UOp = OTHER) -> UOp:
+def put(tensor: str = "C", register: Storage = OTHER) -> Statement:
     place = rectangle(global_tensor(tensor), 0, 0, 1, 1)
     return at.st_global(param(tensor), 0, LANE < 1, place, slot(register), element=4)
 
 
-def work() -> list[UOp]:
+def work() -> list[Statement]:
     return [at.mov(slot(OTHER), 1), put()]
 
 
-def repeat(times: Value) -> UOp:
+def repeat(times: Scalar) -> Statement:
     return loop(var("i"), times, work())
 
 
-def read(offset: Value) -> UOp:
+def read(offset: Scalar) -> Statement:
     return at.ld_shared(slot(OTHER), slot(TILE, 0, offset, 128), 0)
 
 
@@ -115,11 +115,11 @@ def test_a_trip_says_what_registers_hold() -> None:
 # -- programs -------------------------------------------------------------------------------------
 
 
-def first(name: str = "first", dependent: bool = False, tensor: str = "W") -> UOp:
+def first(name: str = "first", dependent: bool = False, tensor: str = "W") -> Statement:
     return kernel(at.mov(slot(OTHER), 1), put(tensor), name=name, dependent=dependent)
 
 
-def second(waits: bool = True, dependent: bool = True, tensor: str = "W") -> UOp:
+def second(waits: bool = True, dependent: bool = True, tensor: str = "W") -> Statement:
     body = [at.grid_wait() if waits else None, load(OTHER, 0, tensor, handed=True), put()]
     return kernel(*body, name="second", dependent=dependent)
 
@@ -185,7 +185,7 @@ def test_it_waits_before_it_overwrites_what_the_one_before_reads() -> None:
         ((first(dependent=True), second()), "launched first and dependent"),
     ],
 )
-def test_programs_that_are_refused(kernels: tuple[UOp, ...], message: str) -> None:
+def test_programs_that_are_refused(kernels: tuple[Statement, ...], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         check(program(*kernels), ONE, H200)
 
@@ -209,6 +209,8 @@ SMALL = Launch("second", ("1", "1", "1"), 32, (1, 1, 1), 512, PARAMS, dependent=
         ((first(), second(tensor="A")), launch(), "workspace W: no kernel reads there"),
     ],
 )
-def test_launches_that_are_refused(pair: tuple[UOp, UOp], how: Launch, message: str) -> None:
+def test_launches_that_are_refused(
+    pair: tuple[Statement, Statement], how: Launch, message: str
+) -> None:
     with pytest.raises(SpecError, match=message):
         check_launch(program(*pair), how)

@@ -15,7 +15,7 @@ from ptxflow.compiler.check.reach import reads_special
 from ptxflow.compiler.emulator import Fault, emulate
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.family import Trial
-from ptxflow.compiler.ir import UOp, kernels_of
+from ptxflow.compiler.ir import Statement, kernels_of
 from ptxflow.compiler.launch import Launch
 from ptxflow.eval.verify.cases import case_of
 from tests.emulation import outside
@@ -52,14 +52,14 @@ def firsts() -> list[Any]:
     return out
 
 
-def built(row: Row, case: Case) -> tuple[Trial, UOp, Launch]:
+def built(row: Row, case: Case) -> tuple[Trial, Statement, Launch]:
     """A case on its emulation problem."""
     maker, s, dev = row.family, case.strategy, case.device
     small = maker.trial(case.problem, s, dev)
     return small, maker.build(small.problem, s, dev), maker.launch(small.problem, s, dev)
 
 
-def accepted(lowered: UOp, launch: Launch) -> list[tuple[str, Launch]]:
+def accepted(lowered: Statement, launch: Launch) -> list[tuple[str, Launch]]:
     """The faults that check_launch does not refuse; its refusals say what would fix it."""
     out = []
     for what, bad in faults(launch):
@@ -81,7 +81,7 @@ def test_the_check_refuses_all_that_no_data_decides(row: Row, case: Case) -> Non
     assert not [what for what in missed if not OF_VALUES.search(what)]
 
 
-def runs(lowered: UOp, small: Trial, launch: Launch, text: str) -> bool:
+def runs(lowered: Statement, small: Trial, launch: Launch, text: str) -> bool:
     """Whether a run is right."""
     case = case_of(small.problem)
     tensors, axes = {n: t.copy() for n, t in case.tensors.items()}, dict(small.problem.axes)

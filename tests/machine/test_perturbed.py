@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,8 @@ from ptxflow.compiler.check import check
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Strategy
-from ptxflow.compiler.ir import Buffer, Op, Role, UOp, edit, kernel, mbar, role, slot
+from ptxflow.compiler.ir import Role, edit, kernel, mbar, role, slot
+from ptxflow.compiler.ir.nodes import Buffer, Op, Slot, Statement, Storage, UOp, Value
 from ptxflow.eval.verify.mutants import mutants
 from tests.families.gemm import B200, BLACKWELL, H200, HOPPER, build
 from tests.machine.truth import OUT, TILE, A, B, atoms, block, expect, load, one, read, refusal
@@ -24,13 +26,13 @@ STAGED, DIRECT, PAIR = (
     (B200, BLACKWELL["pair"]),
 )
 EPILOGUE = B200, BLACKWELL["direct, one epilogue warpgroup"]
-Change = Callable[[UOp], UOp]
+Change = Callable[[Statement], Statement]
 
 
-def instead(name: str, which: int, new: Callable[[UOp], UOp | None]) -> Change:
+def instead(name: str, which: int, new: Callable[[Statement], Statement | None]) -> Change:
     """Another statement, or none, in the place of one of that name."""
 
-    def change(tree: UOp) -> UOp:
+    def change(tree: Statement) -> Statement:
         path, node = atoms(tree, name)[which]
         made = new(node)
         return edit(tree, path, () if made is None else (made,))
@@ -50,11 +52,11 @@ def expecting(factor: float) -> Change:
     )
 
 
-def parity(which: int, new: Callable[[UOp], UOp]) -> Change:
+def parity(which: int, new: Callable[[Value], Value]) -> Change:
     return instead("mbar_wait", which, lambda n: at.mbar_wait(n.src[0], new(n.src[1])))
 
 
-def next_stage(load: UOp) -> UOp:
+def next_stage(load: Statement) -> Statement:
     a = load.src[0]
     moved = slot(a.src[0], (a.src[1] + 1) % a.src[0].arg.stages, a.src[2], a.arg)
     return at.tma_load(moved, *load.src[1:], **dict(load.arg.attrs))
@@ -64,23 +66,23 @@ def stage_before(name: str) -> Change:
     """Readers take the stage before theirs: `use + -1` wraps at 2^32, which 3 does not divide."""
 
     def moved(operand: UOp) -> UOp:
-        if operand.op is not Op.SLOT or operand.src[0].op is not Op.SMEM:
+        if not isinstance(operand, Slot) or operand.src[0].op is not Op.SMEM:
             return operand
         storage, stage, offset = operand.src
         assert storage.arg.stages == 3
         return slot(storage, (stage.src[0] + -1) % 3, offset, operand.arg)
 
-    def change(tree: UOp) -> UOp:
+    def change(tree: Statement) -> Statement:
         for path, node in atoms(tree, name):
-            bad = UOp(node.op, tuple(map(moved, node.src)), node.arg, node.site)
+            bad = Statement(node.op, tuple(map(moved, node.src)), node.arg, node.site)
             tree = edit(tree, path, (bad,))
         return tree
 
     return change
 
 
-def one_arrival_fewer(tree: UOp) -> UOp:
-    def recount(node: UOp) -> UOp:
+def one_arrival_fewer(tree: Statement) -> Statement:
+    def recount(node: UOp) -> Any:
         arg = node.arg
         if node.op is Op.MBAR and arg.name == "ring_empty":
             arg = Buffer(arg.name, arg.size, arg.stages, arg.align, arg.dtype, arg.count - 1)
@@ -91,13 +93,13 @@ def one_arrival_fewer(tree: UOp) -> UOp:
     return kernel(type(bad.arg)(**{**bad.arg.__dict__, "storage": storage}), bad.src)
 
 
-def other_rows(tree: UOp) -> UOp:
+def other_rows(tree: Statement) -> Statement:
     (_, other), (path, node) = (atoms(tree, "st_global")[i] for i in (1, 3))
-    bad = at.st_global(*node.src[:3], other.src[3], node.src[4], **dict(node.arg.attrs))
+    bad = Statement(Op.ATOM, (*node.src[:3], other.src[3], node.src[4]), node.arg, node.site)
     return edit(tree, path, (bad,))
 
 
-def many_registers(tree: UOp) -> UOp:
+def many_registers(tree: Statement) -> Statement:
     roles = tuple(
         role(Role(r.arg.name, r.arg.first, r.arg.warps, regs=240), r.src) if r.op is Op.ROLE else r
         for r in tree.src
@@ -105,12 +107,12 @@ def many_registers(tree: UOp) -> UOp:
     return kernel(tree.arg, roles)
 
 
-def loads_exchanged(tree: UOp) -> UOp:
+def loads_exchanged(tree: Statement) -> Statement:
     (path_a, load_a), (path_b, load_b) = atoms(tree, "tma_load")[:2]
     return edit(edit(tree, path_a, (load_b,)), path_b, (load_a,))
 
 
-def bytes_expected_late(tree: UOp) -> UOp:
+def bytes_expected_late(tree: Statement) -> Statement:
     """The count may run negative while the phase still awaits an arrival."""
     (path_e, expect), (path_b, load_b) = (
         atoms(tree, "mbar_arrive_expect")[0], atoms(tree, "tma_load")[1]
@@ -181,7 +183,7 @@ def test_both_statements_and_the_missing_ordering_are_named(
 
 
 @pytest.mark.parametrize("tile", [A, B])
-def test_a_race_names_the_statement_that_touches_the_tile(tile: UOp) -> None:
+def test_a_race_names_the_statement_that_touches_the_tile(tile: Storage) -> None:
     """The reads of both tiles are one event: no statement between them orders anything. They are
     handed over without a fence."""
     first, second, empty = mbar("first", 1, 1), mbar("second", 1, 1), mbar("empty", 1, 4)

@@ -14,7 +14,7 @@ from ptxflow.compiler.check import check, check_launch
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.errors import CompileError, HazardError, SpecError
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import Op, UOp, Use, const, param
+from ptxflow.compiler.ir.nodes import Op, Slot, Statement, Use, Value, const, param
 from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, loop, program, walk
 from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
@@ -35,7 +35,8 @@ from tests.families import (
 )
 from tests.machine.truth import atoms, put
 
-Plant = Callable[[list[UOp]], None]
+Plant = Callable[[list[Statement]], None]
+Nodes = tuple[Statement, ...]
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,11 @@ class Bug:
 
 
 def instead(
-    number: int, name: str, turn: int, new: Callable[[UOp], UOp | tuple[UOp, ...]]
+    number: int, name: str, turn: int, new: Callable[[Statement], Statement | Nodes]
 ) -> Plant:
     """Another statement in the place of one, of its kernel and of that name."""
 
-    def plant(kernels: list[UOp]) -> None:
+    def plant(kernels: list[Statement]) -> None:
         path, node = atoms(kernels[number], name)[turn]
         made = new(node)
         kernels[number] = edit(kernels[number], path, made if isinstance(made, tuple) else (made,))
@@ -77,13 +78,13 @@ def deleted(number: int, name: str, turn: int = 0) -> Plant:
     return instead(number, name, turn, lambda node: ())
 
 
-def one_more_pending(node: UOp) -> UOp:
+def one_more_pending(node: Statement) -> Statement:
     later = Use(node.arg.atom, (("pending", node.arg.attr("pending") + 1),))
-    return UOp(Op.ATOM, node.src, later, node.site)
+    return Statement(Op.ATOM, node.src, later, node.site)
 
 
 def exchanged(first: int, second: int) -> Plant:
-    def plant(kernels: list[UOp]) -> None:
+    def plant(kernels: list[Statement]) -> None:
         kernels[first], kernels[second] = kernels[second], kernels[first]
 
     return plant
@@ -92,7 +93,7 @@ def exchanged(first: int, second: int) -> Plant:
 def stored(tensor: str, number: int, all_of: bool = True) -> Plant:
     """A kernel without its stores to a workspace."""
 
-    def plant(kernels: list[UOp]) -> None:
+    def plant(kernels: list[Statement]) -> None:
         def found() -> list[tuple[int, ...]]:
             stores = atoms(kernels[number], "st_global")
             return [path for path, n in stores if n.src[3].src[0].arg.name == tensor]
@@ -105,40 +106,41 @@ def stored(tensor: str, number: int, all_of: bool = True) -> Plant:
     return plant
 
 
-def attrs(node: UOp, **changes: object) -> UOp:
-    made: UOp = getattr(at, node.arg.atom)(*node.src, **(dict(node.arg.attrs) | changes))
+def attrs(node: Statement, **changes: object) -> Statement:
+    made: Statement = getattr(at, node.arg.atom)(*node.src, **(dict(node.arg.attrs) | changes))
     return made
 
 
-def drain_left_pending(kernels: list[UOp]) -> None:
+def drain_left_pending(kernels: list[Statement]) -> None:
     """Outputs are rescaled while they are computed."""
     loose = [p for p, n in atoms(kernels[0], "wgmma_wait") if n.arg.attr("pending") == 0]
     kernels[0] = edit(kernels[0], loose[1], (at.wgmma_wait(pending=1),))
 
 
-def back_to_what_is_constant(node: UOp) -> UOp:
+def back_to_what_is_constant(node: Statement) -> Statement:
     old = node.src[3]
-    place = UOp(Op.SLOT, (global_tensor("state"), *old.src[1:]), old.arg)
-    return UOp(Op.ATOM, (*node.src[:3], place), node.arg, node.site)
+    place = Slot(Op.SLOT, (global_tensor("state"), *old.src[1:]), old.arg)
+    return Statement(Op.ATOM, (*node.src[:3], place), node.arg, node.site)
 
 
-def output_read_as_constant(load: UOp) -> tuple[UOp, ...]:
+def output_read_as_constant(load: Statement) -> tuple[Statement, ...]:
     place = rectangle(global_tensor("output"), 0, 0, 1, 8)
     operands = (load.src[0], param("output"), const(0), const(1), place)
     return load, at.ld_global(*operands, element=2)
 
 
-def one_buffer(kernels: list[UOp]) -> None:
+def one_buffer(kernels: list[Statement]) -> None:
     """The next rows' parts overtake warps that still read the last ones."""
     for path, node in list(walk(kernels[0])):
         if node.op is Op.ATOM and node.arg.atom in ("st_shared", "ld_shared"):
             place = node.src[node.arg.atom == "ld_shared"]
             same = slot(place.src[0], 0, place.src[2], place.arg)
             operands = tuple(same if s is place else s for s in node.src)
-            kernels[0] = edit(kernels[0], path, (UOp(Op.ATOM, operands, node.arg, node.site),))
+            bad = Statement(Op.ATOM, operands, node.arg, node.site)
+            kernels[0] = edit(kernels[0], path, (bad,))
 
 
-def added_behind_its_reader(kernels: list[UOp]) -> None:
+def added_behind_its_reader(kernels: list[Statement]) -> None:
     """A sum is added to once more when it was read."""
     kernel = kernels[0]
     (path, _), (end, total) = atoms(kernel, "fma_f32")[0], atoms(kernel, "sum_f32")[0]
@@ -149,7 +151,7 @@ def added_behind_its_reader(kernels: list[UOp]) -> None:
 class Late(Kernel):
     """Copies come into the place of the chunk that main warps still read."""
 
-    def ask_ahead(self, n: UOp):  # type: ignore[no-untyped-def]
+    def ask_ahead(self, n: Value):  # type: ignore[no-untyped-def]
         return super().ask_ahead(n + 1)
 
 
@@ -163,14 +165,14 @@ class Single(Kernel):
         return _first(super()._gate_part(n, which, i))
 
 
-def _first(place: UOp) -> UOp:
+def _first(place: Slot) -> Slot:
     return slot(place.src[0], const(0), place.src[2], place.arg)
 
 
 def built_by(made: type[Kernel]) -> Plant:
     p, s = gdn_prefill.problem(), gdn_prefill.PATHS["one block, in pairs"]
 
-    def plant(kernels: list[UOp]) -> None:
+    def plant(kernels: list[Statement]) -> None:
         kernels[0] = made(p, s, H200).build()
 
     return plant
@@ -190,7 +192,7 @@ def _indexer(plant: Plant) -> Bug:
     return Bug(dsa_indexer.problem(topk=64), dsa_indexer.strategy(ctas=2), plant)
 
 
-def _mla(new: UOp, message: str) -> Bug:
+def _mla(new: Statement, message: str) -> Bug:
     p = mla.problem(False, 16, heads=16, latent=128, rope=64)
     return Bug(p, mla.decode(chunk=128), instead(0, "named_sync", 0, lambda node: new), message)
 
@@ -212,7 +214,7 @@ BUGS = {
     "mla: a warp alone meets": _mla(at.warp_sync(), "race|never written"),
     "indexer: entries to another CTA than the leader": _indexer(
         instead(1, "gather_entries", 0,
-                lambda n: at.gather_entries(*n.src[:-1], 1, **dict(n.arg.attrs)))
+                lambda n: Statement(n.op, (*n.src[:-1], const(1)), n.arg, n.site))
     ),
     "indexer: bytes of scales not counted": _indexer(
         instead(0, "mbar_arrive_expect", 1, lambda n: attrs(n, bytes=128 * 128))
@@ -254,15 +256,16 @@ def test_planted_bugs_are_refused(name: str) -> None:
         BUGS[name].check()
 
 
-def _program(p: Problem, s: Strategy) -> tuple[UOp, Callable[[UOp], object]]:
+def _program(p: Problem, s: Strategy) -> tuple[Statement, Callable[[Statement], object]]:
     """The kernels of a strategy, and the validator for their like."""
     maker = family(s.family)
     lowered, trips = maker.build(p, s, H200), maker.trips(p, s, H200)
     return lowered, lambda tree: check(tree, trips, H200)
 
 
-def _edits(lowered: UOp, of: Callable[[int, UOp], bool], new: Callable[[UOp], tuple[UOp, ...]]
-           ) -> Iterator[UOp]:  # fmt: skip
+def _edits(
+    lowered: Statement, of: Callable[[int, Statement], bool], new: Callable[[Statement], Nodes]
+) -> Iterator[Statement]:
     for number, kernel in enumerate(kernels_of(lowered)):
         for path, node in walk(kernel):
             if node.op is Op.ATOM and of(number, node):

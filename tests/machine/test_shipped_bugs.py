@@ -6,21 +6,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, Op, UOp, const, param, var
+from ptxflow.compiler.ir import const, mbar, param, slot, smem, tmem, var
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, Op, Statement, Storage, UOp
 from ptxflow.compiler.ir.statements import Body, Role, edit, kernel, loop, role, walk, when
-from ptxflow.compiler.ir.storage import mbar, slot, smem, tmem
 from ptxflow.compiler.tile.rings import Ring
 from tests.families.gemm import B200, BLACKWELL, H200, HOPPER, build
 from tests.machine.truth import (
     ACC,
     ONCE,
     OUT,
+    STEP,
     TILE,
     A,
     B,
@@ -35,8 +37,9 @@ from tests.machine.truth import (
 
 STAGED = "cooperative, staged, persistent"
 FULL = mbar("full", 1, 1)
+BOTH: dict[str, Any] = {"mask": 3, "box": (16, 32), "element": 2}  # CTAs get half a tile
 DRAIN = at.wgmma_wait(pending=0)
-Replay = tuple[UOp, list[Trip], Device]
+Replay = tuple[Statement, list[Trip], Device]
 BUGS: dict[str, tuple[Callable[[bool], Replay], str]] = {}
 
 
@@ -50,11 +53,11 @@ def bug(name: str, match: str):  # type: ignore[no-untyped-def]
     return add
 
 
-def wait(bar: UOp, parity: int = 0) -> UOp:
+def wait(bar: Storage, parity: int = 0) -> Statement:
     return at.mbar_wait(slot(bar), parity)
 
 
-def roles(producer: Body, consumer: Body, warps: int = 4) -> list[UOp]:
+def roles(producer: Body, consumer: Body, warps: int = 4) -> list[Statement]:
     return [
         role(Role("producer", warps, 1, elected=True), producer),
         role(Role("consumer", 0, warps), consumer),
@@ -62,7 +65,7 @@ def roles(producer: Body, consumer: Body, warps: int = 4) -> list[UOp]:
 
 
 def replay(
-    broken: bool, dev: Device, case: str, name: str, which: int, make: Callable[[UOp], Body]
+    broken: bool, dev: Device, case: str, name: str, which: int, make: Callable[[Statement], Body]
 ) -> Replay:
     """A GEMM, `broken` where one statement of that name is replaced."""
     tree, trips = build(dev, (HOPPER if dev is H200 else BLACKWELL)[case])
@@ -85,10 +88,10 @@ def scope(broken: bool) -> Replay:
     empty = mbar("empty", 1, 8)
     order, acquire = ("relaxed", "") if broken else ("release", ".acquire.cluster")
 
-    def half(tile: UOp) -> UOp:
+    def half(tile: Storage) -> Statement:
         where = slot(tile, 0, CTA_RANK * (TILE // 2), TILE // 2)
-        box = {"mask": 3, "box": (16, 32), "element": 2}
-        return at.tma_load(where, param("A_map"), 0, CTA_RANK * 32, slot(FULL), **box)
+        row = CTA_RANK * 32
+        return at.tma_load(where, param("A_map"), 0, row, slot(FULL), **BOTH)
 
     fill = [expect(FULL, 2 * TILE), half(A), half(B)]
     use = [read(A), read(B), at.fence_proxy_async(), at.warp_sync()]
@@ -130,7 +133,7 @@ def pair_bytes(broken: bool) -> Replay:
 
 @bug("parity not taken modulo 2", r"mbar_wait\(ring_empty\) at .*: waits for parity \d+ of ring_em")
 def parity(broken: bool) -> Replay:
-    def whole_turn(node: UOp) -> UOp:
+    def whole_turn(node: Statement) -> Statement:
         turn = node.src[1].src[0].src[0]  # (turn & 1) ^ 1
         return at.mbar_wait(node.src[0], turn + 1)
 
@@ -185,11 +188,10 @@ def tiles(broken: bool) -> Replay:
     n0 = tile * rows
     share = slot(B, 0, CTA_RANK * (TILE // 2), TILE // 2)
     coordinates = 0, n0 + CTA_RANK * 32
-    box = {"mask": 3, "box": (16, 32), "element": 2}
     fill = [
         expect(full, 2 * TILE),
         at.tma_load(slot(A), param("A_map"), 0, CTAID * rows, slot(full), box=(16, 64), element=2),
-        at.tma_load(share, param("B_map"), *coordinates, slot(full), **box),
+        at.tma_load(share, param("B_map"), *coordinates, slot(full), **BOTH),
     ]
     work = [wait(full), at.wgmma_fence(), wgmma(A, B), at.wgmma_commit(), DRAIN]
     whole = block(H200, (full, A, B, ACC), *roles(fill, work), warps=5, cluster=2)
@@ -246,9 +248,9 @@ def empty_tiles(broken: bool) -> Replay:
     """A tile of no K steps: its commit must not stand inside the loop over the steps."""
     done, d, steps, k = mbar("done", 1, 1), tmem("d", 64), const(2, "steps"), var("k")
     full, a, b = mbar("full", 2, 1), smem("a", TILE, 2), smem("b", TILE, 2)
-    attrs = {"cta_group": 1, "idesc": 1, "a_step": 0, "b_step": 0, "a_desc": 0, "b_desc": 0}
+    one: dict[str, Any] = {"cta_group": 1, "idesc": 1, **STEP}
     commit = at.tcgen05_commit(slot(done))
-    multiply = at.tcgen05_mma(slot(d), slot(a, k), slot(b, k), k.ne(0), **attrs)
+    multiply = at.tcgen05_mma(slot(d), slot(a, k), slot(b, k), k.ne(0), **one)
     ready = at.mbar_wait(slot(full, k), 0), at.tcgen05_fence_after()
     fill = expect(full, 2 * TILE, k), load(a, full, k), load(b, full, k)
     last = when(k.eq(steps - 1), commit) if broken else None

@@ -32,7 +32,7 @@ def one(*body, dev=H200, warps=4, **info):  # type: ignore[no-untyped-def]
         ([when(WARP.eq(0), at.wgmma_fence())], "must not stand under a condition"),
         ([at.cta_sync()], "every warp of the block"),
         ([at.mbar_wait(slot(TILE), 0)], "must lie in MBAR"),
-        ([at.mbar_wait(const(3), 0)], "must be of kind mbar, not CONST"),
+        ([at.mbar_wait(const(3), 0)], "must be of kind mbar, not CONST"),  # type: ignore[arg-type]
         ([at.tcgen05_fence_after()], "not an instruction of sm_90a"),
         ([at.named_sync(id=0, threads=128)], "a named barrier is 1..15"),
         ([at.named_sync(id=1, threads=100)], "whole warps"),

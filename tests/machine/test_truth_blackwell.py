@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir.nodes import CTA_RANK, WARP, UOp, special
+from ptxflow.compiler.ir.nodes import CTA_RANK, WARP, Statement, Storage, special
 from ptxflow.compiler.ir.statements import Body, Role, elect, kernel, role, when
 from ptxflow.compiler.ir.storage import frag, mbar, slot, smem, tmem
 from tests.families.gemm import B200
@@ -37,24 +37,24 @@ BEFORE, AFTER = at.tcgen05_fence_before(), at.tcgen05_fence_after()
 LANE_QUARTER = (special("warp") & 3) << 21
 
 
-def wait(bar: UOp, parity: int = 0) -> UOp:
+def wait(bar: Storage, parity: int = 0) -> Statement:
     return at.mbar_wait(slot(bar), parity)
 
 
-def ld(column: int = 0) -> UOp:
+def ld(column: int = 0) -> Statement:
     source = slot(D, 0, column, COLUMNS)
     return at.tcgen05_ld(slot(VALUES), source, LANE_QUARTER, shape="32x32b")
 
 
-def commit(bar: UOp, group: int = 1, mask: int = 0) -> UOp:
+def commit(bar: Storage, group: int = 1, mask: int = 0) -> Statement:
     return at.tcgen05_commit(slot(bar), cta_group=group, mask=mask)
 
 
-def readers(*body: Body) -> UOp:
+def readers(*body: Body) -> Statement:
     return role(Role("epilogue", 0, 4), list(body))
 
 
-def issuer(*body: Body) -> UOp:
+def issuer(*body: Body) -> Statement:
     """One thread that loads and multiplies."""
     return role(Role("issuer", 4, 1, elected=True), list(body))
 
@@ -64,7 +64,7 @@ STORAGE = (FULL, DONE, FREE, A, B, D, VALUES, OUT)
 
 
 @truth("expect wait proxy after", lambda o: o.expect and o.wait and o.after, B200)
-def test_tma_load_to_mma(o: Options) -> UOp:
+def test_tma_load_to_mma(o: Options) -> Statement:
     """No proxy fence. fence::after is in the canonical kernel (6); 1.4 asks for the wait alone."""
     return block(
         B200,
@@ -80,7 +80,7 @@ def test_tma_load_to_mma(o: Options) -> UOp:
 
 
 @truth("fence arrive wait after", lambda o: o.fence and o.arrive and o.wait and o.after, B200)
-def test_generic_write_to_mma(o: Options) -> UOp:
+def test_generic_write_to_mma(o: Options) -> Statement:
     ready = mbar("ready", 1, 128)
     body: list[Body] = [
         write(A, 4), write(B, 4), o("fence", at.fence_proxy_async()),
@@ -91,7 +91,7 @@ def test_generic_write_to_mma(o: Options) -> UOp:
 
 
 @truth("commit arrive wait", lambda o: o.commit and not o.arrive and o.wait, B200)
-def test_mma_reads_to_tma_refill(o: Options) -> UOp:
+def test_mma_reads_to_tma_refill(o: Options) -> Statement:
     """A plain arrive says only that the mma was issued; the commit says that it is complete."""
     spare = mbar("spare", 1, 1)
     free: list[Body] = o("commit", commit(spare)) + o("arrive", at.mbar_arrive(slot(spare)))
@@ -107,7 +107,7 @@ def test_mma_reads_to_tma_refill(o: Options) -> UOp:
 
 
 @truth("commit wait before after", lambda o: o.commit and o.wait and o.after, B200)
-def test_mma_to_ld(o: Options) -> UOp:
+def test_mma_to_ld(o: Options) -> Statement:
     body: list[Body] = [o("wait", wait(DONE)), o("before", BEFORE), o("after", AFTER), ld()]
     return block(
         B200,
@@ -119,7 +119,7 @@ def test_mma_to_ld(o: Options) -> UOp:
 
 
 @truth("own sync after", lambda o: o.sync and o.after, B200)
-def test_one_warp_waits_for_the_others(o: Options) -> UOp:
+def test_one_warp_waits_for_the_others(o: Options) -> Statement:
     """What a warp has seen complete, it hands on through any barrier without a fence."""
     meet = at.named_sync(id=1, threads=128)
     relay: list[Body] = [when(WARP.eq(0), wait(DONE)), o("own", AFTER), o("sync", meet)]
@@ -134,7 +134,7 @@ def test_one_warp_waits_for_the_others(o: Options) -> UOp:
     lambda o: o.wait_ld and o.before and o.arrive and o.wait and o.after,
     B200,
 )
-def test_ld_to_mma_of_another_warp(o: Options) -> UOp:
+def test_ld_to_mma_of_another_warp(o: Options) -> Statement:
     body: list[Body] = [
         wait(DONE), AFTER, ld(), o("wait_ld", at.tcgen05_wait_ld()), o("before", BEFORE),
         o("arrive", at.mbar_arrive(slot(FREE))),
@@ -146,7 +146,7 @@ def test_ld_to_mma_of_another_warp(o: Options) -> UOp:
 
 
 @truth("one before meet", lambda o: o.before and (o.meet or not o.one), B200)
-def test_one_lane_releases_for_its_warp(o: Options) -> UOp:
+def test_one_lane_releases_for_its_warp(o: Options) -> Statement:
     """128 arrivals, or 4 behind a warp barrier; before, each lane fences its own loads."""
     free = mbar("free", 1, 4 if o.one else 128)
     arrive = at.mbar_arrive(slot(free))
@@ -161,7 +161,7 @@ def test_one_lane_releases_for_its_warp(o: Options) -> UOp:
 
 
 @truth("wait_ld before", lambda o: o.wait_ld, B200)
-def test_ld_to_mma_of_the_same_warp(o: Options) -> UOp:
+def test_ld_to_mma_of_the_same_warp(o: Options) -> Statement:
     """wait::ld is enough: it and the load are .aligned, so all lanes are through."""
     again = one(mma(D, A, B), commit(DONE))
     body: list[Body] = [
@@ -173,7 +173,7 @@ def test_ld_to_mma_of_the_same_warp(o: Options) -> UOp:
 
 
 @truth("wait_ld before", lambda o: o.wait_ld, B200)
-def test_ld_to_registers(o: Options) -> UOp:
+def test_ld_to_registers(o: Options) -> Statement:
     half = frag("half", COLUMNS // 2, "b32")
     use = at.pack(slot(half), slot(VALUES), dtype="f16")
     work: list[Body] = [
@@ -193,7 +193,7 @@ def test_ld_to_registers(o: Options) -> UOp:
 
 
 @truth("clear more", lambda o: o.clear, B200)
-def test_first_mma_of_an_accumulator(o: Options) -> UOp:
+def test_first_mma_of_an_accumulator(o: Options) -> Statement:
     """enable-input-d of the first one must be 0: nothing has written the accumulator."""
     work: list[Body] = [
         mma(D, A, B, 0 if o.clear else 1),
@@ -204,7 +204,7 @@ def test_first_mma_of_an_accumulator(o: Options) -> UOp:
 
 
 @truth("same read", lambda o: o.same, B200)
-def test_commit_by_another_thread(o: Options) -> UOp:
+def test_commit_by_another_thread(o: Options) -> Statement:
     """A commit tracks the thread that runs it."""
     ask = mbar("ask", 1, 1)
     last = commit(DONE) if o.same else at.mbar_arrive(slot(ask))
@@ -214,7 +214,7 @@ def test_commit_by_another_thread(o: Options) -> UOp:
 
 
 @truth("last see", lambda o: o.last or o.see, B200)
-def test_a_commit_that_nobody_waits_for(o: Options) -> UOp:
+def test_a_commit_that_nobody_waits_for(o: Options) -> Statement:
     """Its arrival must find the CTA there. Commits of a thread arrive in order: it does, if a later
     one is waited for."""
     other = mbar("other", 1, 1)
@@ -230,7 +230,7 @@ def test_a_commit_that_nobody_waits_for(o: Options) -> UOp:
 @truth(
     "relinquish meet dealloc last", lambda o: o.relinquish and o.meet and o.dealloc and o.last, B200
 )
-def test_allocation(o: Options) -> UOp:
+def test_allocation(o: Options) -> Statement:
     """alloc, the slot's hand-over, the last access, dealloc; and the right to allocate goes back.
 
     Deallocating is not ordered by anything but a barrier after the last load.
@@ -258,14 +258,14 @@ def test_allocation(o: Options) -> UOp:
 # -- CTA pairs --------------------------------------------------------------------------------
 
 
-def pair_load(tile: UOp) -> UOp:
+def pair_load(tile: Storage) -> Statement:
     """Each CTA its half, counted on the even CTA's barrier."""
     where = slot(tile), param("A_map"), 0, CTA_RANK * 64, slot(FULL)
     return at.tma_load(*where, box=(16, 64), element=2, cta_group=2, leader=True)
 
 
 @truth("both double after", lambda o: o.both and o.double and o.after, B200)
-def test_pair_commit_and_bytes(o: Options) -> UOp:
+def test_pair_commit_and_bytes(o: Options) -> Statement:
     """Both CTAs' bytes count on the even barrier; the commit must tell both CTAs."""
     arrive = expect(FULL, 2 * TILE * (2 if o.double else 1))
     done = commit(DONE, group=2, mask=3 if o.both else 1)
@@ -278,7 +278,7 @@ def test_pair_commit_and_bytes(o: Options) -> UOp:
 
 
 @truth("wait_ld before release after", lambda o: o.wait_ld and o.before and o.after, B200)
-def test_pair_release_of_the_accumulator(o: Options) -> UOp:
+def test_pair_release_of_the_accumulator(o: Options) -> Statement:
     """The odd CTA's epilogue releases through tcgen05's own fences; a relaxed arrive carries it."""
     free = mbar("free", 1, 256)
     arrive = at.mbar_arrive_peer(slot(free), 0, order="release" if o.release else "relaxed")
@@ -300,7 +300,7 @@ def test_pair_release_of_the_accumulator(o: Options) -> UOp:
 @truth(
     "start middle whole", lambda o, group: o.whole and (group == 1 or (o.start and o.middle)), B200
 )
-def test_pair_allocation(o: Options, group: int) -> UOp:
+def test_pair_allocation(o: Options, group: int) -> Statement:
     """A pair allocates, and frees, only when both CTAs are known to be there."""
     address = smem("tmem_slot", 16, align=16)
     meet = [at.cluster_arrive(), at.cluster_wait()]
@@ -317,7 +317,7 @@ def test_pair_allocation(o: Options, group: int) -> UOp:
 
 
 @truth("seen meet", lambda o: o.seen, B200)
-def test_exit_of_a_pair(o: Options) -> UOp:
+def test_exit_of_a_pair(o: Options) -> Statement:
     """The even CTA's mma uses the odd CTA's memory: both must see the commit, a barrier of threads
     says nothing of a running mma."""
     work: list[Body] = [

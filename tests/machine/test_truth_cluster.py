@@ -6,7 +6,7 @@ Sections: PTX ISA 9.7.9.12 (st.async), 9.7.13.3 (barrier.cluster), 9.7.13.15 (mb
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, var
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, Statement, Storage, var
 from ptxflow.compiler.ir.statements import Body, Role, elect, kernel, loop, role
 from ptxflow.compiler.ir.storage import mbar, slot, smem
 from tests.families.gemm import H200
@@ -25,25 +25,25 @@ from tests.machine.truth import (
     write,
 )
 
-MEET: list[UOp] = [at.cluster_arrive(), at.cluster_wait()]
-RELAXED: list[UOp] = [at.cluster_arrive(order="relaxed"), at.cluster_wait()]
+MEET: list[Statement] = [at.cluster_arrive(), at.cluster_wait()]
+RELAXED: list[Statement] = [at.cluster_arrive(order="relaxed"), at.cluster_wait()]
 ACQUIRE = ".acquire.cluster"
 PEER = CTA_RANK ^ 1
 QUAD = 32 * 16  # bytes that a warp sends at a time
 PART, ARRIVED = smem("part", QUAD), mbar("arrived", 1, 1)
 
 
-def initialised(*bars: UOp) -> UOp:
+def initialised(*bars: Storage) -> Statement:
     return elect(WARP.eq(0), [at.mbar_init(slot(b)) for b in bars], at.fence_mbar_init())
 
 
-def send() -> list[UOp]:
+def send() -> list[Statement]:
     """The warp's four registers into the peer's memory."""
     target = slot(PART), LANE * 16, slot(OUT), slot(ARRIVED), PEER
     return [at.mov(slot(OUT), 0), at.st_async_v4(*target)]
 
 
-def take() -> UOp:
+def take() -> Statement:
     return at.ld_shared(slot(OUT), slot(PART), LANE * 16)
 
 
@@ -51,7 +51,7 @@ def take() -> UOp:
     "expect bytes wait acquire start stay",
     lambda o: o.expect and o.bytes and o.wait and o.acquire and o.start and o.stay,
 )
-def test_stores_into_a_peer(o: Options) -> UOp:
+def test_stores_into_a_peer(o: Options) -> Statement:
     """The bytes are expected, all of them, on a barrier that the peer knows to be initialised; the
     wait acquires at cluster scope; and nobody leaves before what it sent has arrived."""
     body: list[Body] = [
@@ -69,7 +69,7 @@ def test_stores_into_a_peer(o: Options) -> UOp:
 
 
 @truth("tell release acquire", lambda o: o.tell and o.release and o.acquire)
-def test_a_second_round_of_stores_into_a_peer(o: Options) -> UOp:
+def test_a_second_round_of_stores_into_a_peer(o: Options) -> Statement:
     """The place is free once the peer has read it and said so: a relaxed arrival does not."""
     free = mbar("free", 1, 1)
     tell = at.mbar_arrive_peer(slot(free), PEER, order="release" if o.release else "relaxed")
@@ -90,7 +90,7 @@ def test_a_second_round_of_stores_into_a_peer(o: Options) -> UOp:
 
 
 @truth("relaxed data fence", lambda o: o.fence and not (o.relaxed and o.data))
-def test_a_relaxed_cluster_barrier(o: Options) -> UOp:
+def test_a_relaxed_cluster_barrier(o: Options) -> Statement:
     """It hands over initialised barriers, which their own fence releases, and no data."""
     meet = RELAXED if o.relaxed else MEET
     look: list[Body] = [at.ld_peer(slot(OUT), slot(A), 0, PEER)]
@@ -110,7 +110,7 @@ def test_a_relaxed_cluster_barrier(o: Options) -> UOp:
 
 
 @truth("seen meet relaxed", lambda o: o.seen or (o.meet and not o.relaxed))
-def test_cluster_exit(o: Options) -> UOp:
+def test_cluster_exit(o: Options) -> Statement:
     """A CTA may go once what its peer sends has arrived: it saw it, or both met. A relaxed meeting
     says nothing of an arrival before it."""
     bar = mbar("bar", 1, 1)
@@ -124,7 +124,7 @@ def test_cluster_exit(o: Options) -> UOp:
 
 
 @truth("meet cta stay", lambda o: o.meet and o.stay)
-def test_reading_a_peers_memory(o: Options) -> UOp:
+def test_reading_a_peers_memory(o: Options) -> Statement:
     """Generic writes, a cluster barrier, the peer's reads, and nobody leaves before those."""
     look = at.ld_peer(slot(OUT), slot(A), 0, PEER)
     return kernel(
@@ -140,7 +140,7 @@ def test_reading_a_peers_memory(o: Options) -> UOp:
 
 
 @truth("take give", lambda o: o.take and o.give)
-def test_warps_take_turns_at_a_ring(o: Options) -> UOp:
+def test_warps_take_turns_at_a_ring(o: Options) -> Statement:
     """Two warps read every second pair of stages: two turns behind, a parity tells the wrong phase,
     so that each waits until the other has seen its stages."""
     a, full, empty = smem("a", TILE, 2), mbar("full", 2, 1), mbar("empty", 2, 1)
@@ -176,7 +176,7 @@ def test_warps_take_turns_at_a_ring(o: Options) -> UOp:
 
 
 @truth("own after", lambda o: o.own or o.after)
-def test_two_pairs_of_warps_at_one_named_barrier(o: Options) -> UOp:
+def test_two_pairs_of_warps_at_one_named_barrier(o: Options) -> Statement:
     """What arrives is counted, not who: pairs that may come at the same time need two barriers."""
     second: list[Body] = [
         *o("after", at.named_sync(id=3, threads=128)),

@@ -6,7 +6,7 @@ import pytest
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import B200, H200, Device
-from ptxflow.compiler.ir.nodes import LANE, UOp, const, param
+from ptxflow.compiler.ir.nodes import LANE, Statement, Storage, const, param
 from ptxflow.compiler.ir.statements import flatten
 from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, slot, smem
 from tests.machine.truth import Options, block, expect, one, table, truth
@@ -16,17 +16,17 @@ TILE, HELD = smem("tile", SIZE, 1, align=16), frag("held", 4, "b32")
 ROWS = smem("rows", SIZE, 1, align=128)
 
 
-def _copy() -> UOp:
+def _copy() -> Statement:
     place = rectangle(global_tensor("A"), 0, 0, 1, 1)
     return at.copy_async(slot(TILE), 0, param("C"), 0, 1, place)
 
 
-def _read() -> UOp:
+def _read() -> Statement:
     return at.ld_shared(slot(HELD), slot(TILE), 0)
 
 
 @truth("commit wait sync", lambda o: len(o.on) == 3)
-def test_copies_are_read_when_all_lanes_have_theirs(o: Options) -> UOp:
+def test_copies_are_read_when_all_lanes_have_theirs(o: Options) -> Statement:
     """Each lane waits for its own; the others' have landed once all have met."""
     body = [
         _copy(),
@@ -39,7 +39,7 @@ def test_copies_are_read_when_all_lanes_have_theirs(o: Options) -> UOp:
 
 
 @truth("empty more", lambda o: o.more)
-def test_a_wait_leaves_as_many_groups_as_it_says(o: Options) -> UOp:
+def test_a_wait_leaves_as_many_groups_as_it_says(o: Options) -> Statement:
     """`more` is a group behind the copy's, `empty` one before; one may be pending."""
     body = [
         *o("empty", at.copies_commit()),
@@ -54,7 +54,7 @@ def test_a_wait_leaves_as_many_groups_as_it_says(o: Options) -> UOp:
 
 
 @truth("read sync", lambda o: o.sync or not o.read)
-def test_a_tile_is_read_by_all_before_copies_take_its_place(o: Options) -> UOp:
+def test_a_tile_is_read_by_all_before_copies_take_its_place(o: Options) -> Statement:
     """A lane that comes first would overwrite what others read."""
     arrive = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
     body = [_copy(), *arrive, *o("read", _read()), *o("sync", at.warp_sync()), _copy(), *arrive]
@@ -62,7 +62,7 @@ def test_a_tile_is_read_by_all_before_copies_take_its_place(o: Options) -> UOp:
 
 
 @truth("commit wait meet", lambda o: len(o.on) == 3)
-def test_copied_rows_need_their_wait_and_a_meeting(o: Options) -> UOp:
+def test_copied_rows_need_their_wait_and_a_meeting(o: Options) -> Statement:
     """Of the lanes: each waits for its own copies."""
     place = rectangle(global_tensor("A"), 0, 0, 1, 128)
     copy = at.copy_chunks(
@@ -84,7 +84,7 @@ def test_copies_that_arrive_by_themselves(dev: Device) -> None:
     the issuing lane alone."""
     bar = mbar("bar", 1, 32)
 
-    def build(o: Options) -> UOp:
+    def build(o: Options) -> Statement:
         place = rectangle(global_tensor("A"), 0, 0, 1, 256)
         body = [
             at.copy_async(slot(TILE), LANE << 4, param("C"), LANE, 1, place),
@@ -97,14 +97,14 @@ def test_copies_that_arrive_by_themselves(dev: Device) -> None:
     table("arrive wait", build, lambda o: len(o.on) == 2, dev)
 
 
-def _load(bar: UOp, asked: bool = True) -> UOp:
+def _load(bar: Storage, asked: bool = True) -> Statement:
     place = rectangle(global_tensor("A"), 0, 0, 1, 128)
     load = at.bulk_load(slot(TILE), param("C"), 0, place, slot(bar), bytes=SIZE, element=4)
     return one(expect(bar, SIZE) if asked else None, load)
 
 
 @truth("expect wait fence sync commit over", lambda o: len(o.on) == 6)
-def test_a_tile_comes_and_goes_in_bulk(o: Options) -> UOp:
+def test_a_tile_comes_and_goes_in_bulk(o: Options) -> Statement:
     """Bytes are awaited by all lanes; what they write is fenced and joined before it leaves."""
     bar = mbar("bar", 1, 1)
     place = rectangle(global_tensor("C"), 0, 0, 1, 128)
@@ -122,7 +122,7 @@ def test_a_tile_comes_and_goes_in_bulk(o: Options) -> UOp:
 
 
 @truth("first fence sync second", lambda o: len(o.on) == 4)
-def test_a_tile_is_read_before_the_next_takes_its_place(o: Options) -> UOp:
+def test_a_tile_is_read_before_the_next_takes_its_place(o: Options) -> Statement:
     bar = mbar("bar", 1, 1)
     body = [
         _load(bar),

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, Op, UOp, const, param, var
+from ptxflow.compiler.ir import anywhere, const, frag, mbar, param, slot, smem, var
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, Statement, Storage, Value
 from ptxflow.compiler.ir.statements import Body, Role, elect, kernel, loop, role, when
-from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, slot, smem
 from tests.families.gemm import H200
 from tests.machine.truth import (
     ACC,
@@ -18,6 +18,7 @@ from tests.machine.truth import (
     EMPTY,
     FULL,
     OUT,
+    STEP,
     TILE,
     A,
     B,
@@ -44,7 +45,7 @@ PACKED = frag("packed", 16, "b32")
 
 
 @truth("expect wait proxy fence", lambda o: o.expect and o.wait and o.fence)
-def test_tma_load_to_wgmma(o: Options) -> UOp:
+def test_tma_load_to_wgmma(o: Options) -> Statement:
     """A proxy fence changes nothing: both are in the async proxy."""
     return block(
         H200,
@@ -63,7 +64,7 @@ def test_tma_load_to_wgmma(o: Options) -> UOp:
 
 
 @truth("expect wait proxy", lambda o: o.expect and o.wait)
-def test_tma_load_to_generic_read(o: Options) -> UOp:
+def test_tma_load_to_generic_read(o: Options) -> Statement:
     return block(
         H200,
         (FULL, A, OUT),
@@ -74,7 +75,7 @@ def test_tma_load_to_generic_read(o: Options) -> UOp:
 
 
 @truth("fence sync late commit wait", lambda o: o.fence and o.sync and o.commit and o.wait)
-def test_generic_write_to_tma_store(o: Options) -> UOp:
+def test_generic_write_to_tma_store(o: Options) -> Statement:
     """A fence by the storing thread after the barrier does not replace the writers' own.
 
     The ISA's wording leaves that open; 2.6 asks every writer for it, as shipped kernels do.
@@ -95,7 +96,7 @@ def test_generic_write_to_tma_store(o: Options) -> UOp:
 
 
 @truth("meet each elected sync", lambda o: o.each and o.sync)
-def test_one_lane_fences_for_its_warp(o: Options) -> UOp:
+def test_one_lane_fences_for_its_warp(o: Options) -> Statement:
     """fence.proxy.async orders the accesses of the lane that runs it, not of the others; who issues
     must have met them behind their fences, not only behind their accesses."""
     body: list[Body] = [
@@ -110,7 +111,7 @@ def test_one_lane_fences_for_its_warp(o: Options) -> UOp:
 
 
 @truth("commit wait sync", lambda o: o.commit and o.wait and o.sync)
-def test_store_source_reuse(o: Options) -> UOp:
+def test_store_source_reuse(o: Options) -> Statement:
     sync = at.named_sync(id=1, threads=128)
     hand_over: list[Body] = [at.fence_proxy_async(), sync]
     again: list[Body] = [
@@ -127,7 +128,7 @@ def test_store_source_reuse(o: Options) -> UOp:
 
 
 @truth("group proxy arrive wait", lambda o: o.group and o.arrive and o.wait)
-def test_stage_release_to_tma_refill(o: Options) -> UOp:
+def test_stage_release_to_tma_refill(o: Options) -> Statement:
     """wgmma has read the stage once its group is complete; no proxy fence is needed."""
     use: list[Body] = [*multiply(), *o("group", DRAIN)]
     release: list[Body] = [
@@ -141,7 +142,7 @@ def test_stage_release_to_tma_refill(o: Options) -> UOp:
     "fence meet arrive wait",
     lambda o, lanes: o.fence and (o.meet or lanes == 32) and o.arrive and o.wait,
 )
-def test_generic_read_to_tma_refill(o: Options, lanes: int) -> UOp:
+def test_generic_read_to_tma_refill(o: Options, lanes: int) -> Statement:
     """ld.shared needs the proxy fence before the release; one lane that releases for its warp
     needs the warp to meet first, 32 that release for themselves do not."""
     empty = mbar("empty", 1, 4 * lanes)
@@ -155,7 +156,7 @@ def test_generic_read_to_tma_refill(o: Options, lanes: int) -> UOp:
 
 
 @truth("commit wait fence", lambda o: o.commit and o.wait)
-def test_accumulators_to_registers(o: Options) -> UOp:
+def test_accumulators_to_registers(o: Options) -> Statement:
     body: list[Body] = [
         wait(FULL), at.wgmma_fence(), wgmma(A, B), o("commit", at.wgmma_commit()),
         o("wait", DRAIN), o("fence", at.wgmma_fence()),
@@ -166,7 +167,7 @@ def test_accumulators_to_registers(o: Options) -> UOp:
 
 
 @truth("look fence", lambda o: o.fence or not o.look)
-def test_registers_to_accumulators(o: Options) -> UOp:
+def test_registers_to_accumulators(o: Options) -> Statement:
     """Between two wgmmas of one shape nothing is needed; after a register access, the fence is."""
     look: list[Body] = [DRAIN, at.pack(slot(PACKED), slot(ACC), dtype="f16")]
     body: list[Body] = [
@@ -179,11 +180,10 @@ def test_registers_to_accumulators(o: Options) -> UOp:
 
 # whether the fence alone would do is open in the ISA: the registers are still in flight
 @truth("same drain fence", lambda o: o.same or (o.drain and o.fence))
-def test_wgmma_of_another_shape_on_the_same_registers(o: Options) -> UOp:
+def test_wgmma_of_another_shape_on_the_same_registers(o: Options) -> Statement:
     """The hardware keeps the order of one shape only; the wait does not replace the fence (1.4)."""
-    attrs = {"dtype": "f16", "a_step": 0, "b_step": 0, "a_desc": 0, "b_desc": 0}
     n = 64 if o.same else 32
-    other = at.wgmma(slot(ACC, 0, 0, n // 2), slot(A), slot(B), 1, n=n, **attrs)
+    other = at.wgmma(slot(ACC, 0, 0, n // 2), slot(A), slot(B), 1, n=n, dtype="f16", **STEP)
     body: list[Body] = [
         wait(FULL), multiply(), o("drain", DRAIN), o("fence", at.wgmma_fence()), other,
         at.wgmma_commit(), DRAIN,
@@ -193,13 +193,13 @@ def test_wgmma_of_another_shape_on_the_same_registers(o: Options) -> UOp:
 
 
 @truth("current drain", lambda o: o.drain or not o.current)
-def test_wgmma_group_depth(o: Options) -> UOp:
+def test_wgmma_group_depth(o: Options) -> Statement:
     """With one group in flight only the stage of the group before it is free."""
     a, b = smem("a", TILE, 2), smem("b", TILE, 2)
     full, empty = mbar("full", 2, 1), mbar("empty", 2, 4)
     k, j = var("k"), var("j")
 
-    def release(use: UOp) -> UOp:
+    def release(use: Value) -> Statement:
         return one(at.mbar_arrive(slot(empty, use % 2)))
 
     done = release(k) if o.current else when(const(0) < k, release(k - 1))
@@ -225,7 +225,7 @@ def test_wgmma_group_depth(o: Options) -> UOp:
 
 @pytest.mark.parametrize("user", ["tma", "threads"])
 @truth("init fence sync", lambda o, user: o.init and (o.fence or user == "threads") and o.sync)
-def test_barrier_init_to_use(o: Options, user: str) -> UOp:
+def test_barrier_init_to_use(o: Options, user: str) -> Statement:
     """TMA sees the initialisation behind its fence; threads of the CTA need the barrier alone."""
     bar, flag = mbar("full", 1, 1), mbar("flag", 1, 1)
     init = [at.mbar_init(slot(bar)), at.mbar_init(slot(flag))]
@@ -240,7 +240,7 @@ def test_barrier_init_to_use(o: Options, user: str) -> UOp:
 
 
 @truth("fence cta cluster", lambda o: o.fence and o.cluster)
-def test_barrier_init_to_a_peer(o: Options) -> UOp:
+def test_barrier_init_to_a_peer(o: Options) -> Statement:
     bar = mbar("bar", 1, 1)
     meet = [at.cluster_arrive(), at.cluster_wait()]
     prologue = elect(WARP.eq(0), at.mbar_init(slot(bar)), o("fence", at.fence_mbar_init()))
@@ -253,7 +253,7 @@ def test_barrier_init_to_a_peer(o: Options) -> UOp:
 
 
 @truth("arrive wait", lambda o: o.arrive and o.wait)
-def test_named_barrier_hand_over(o: Options) -> UOp:
+def test_named_barrier_hand_over(o: Options) -> Statement:
     """One warp arrives and goes on, the other waits."""
     writer: list[Body] = [write(A), *o("arrive", at.named_arrive(id=1, threads=64))]
     reader: list[Body] = [*o("wait", at.named_sync(id=1, threads=64)), read(A)]
@@ -271,7 +271,7 @@ def test_named_barrier_hand_over(o: Options) -> UOp:
 HALF = (16, 32)
 
 
-def multicast(bar: UOp, tile: UOp = A) -> UOp:
+def multicast(bar: Storage, tile: Storage = A) -> Statement:
     """This CTA's half of the tile, to both CTAs."""
     where = slot(tile, 0, CTA_RANK * (TILE // 2), TILE // 2)
     coordinates = 0, CTA_RANK * 32
@@ -279,7 +279,7 @@ def multicast(bar: UOp, tile: UOp = A) -> UOp:
 
 
 @truth("own peer group", lambda o: o.own and o.peer and o.group)
-def test_multicast_needs_the_peers_release(o: Options) -> UOp:
+def test_multicast_needs_the_peers_release(o: Options) -> Statement:
     """A stage that both CTAs fill is free when the warps of both have released it."""
     arrivals = 4 * (o.own + o.peer)
     empty = mbar("empty", 1, max(arrivals, 1))
@@ -302,7 +302,7 @@ def test_multicast_needs_the_peers_release(o: Options) -> UOp:
 
 @pytest.mark.parametrize("data", [True, False], ids=["generic reads", "wgmma reads"])
 @truth("over release acquire", lambda o, data: o.over and ((o.release and o.acquire) or not data))
-def test_remote_arrive_with_and_without_data(o: Options, data: bool) -> UOp:
+def test_remote_arrive_with_and_without_data(o: Options, data: bool) -> Statement:
     """Generic accesses are handed to a peer by release.cluster and acquire.cluster, behind a proxy
     fence; completed asynchronous reads by a relaxed arrive (practice of CUTLASS)."""
     empty = mbar("empty", 1, 8)
@@ -324,7 +324,7 @@ def test_remote_arrive_with_and_without_data(o: Options, data: bool) -> UOp:
 
 
 @truth("see hear", lambda o: o.see and o.hear)
-def test_every_phase_is_waited_for(o: Options) -> UOp:
+def test_every_phase_is_waited_for(o: Options) -> Statement:
     """Somebody must have seen a phase before the next one is opened, and the arriver must know."""
     bar, back = mbar("bar", 1, 1), mbar("back", 1, 1)
     arrive, answer = at.mbar_arrive(slot(bar)), at.mbar_arrive(slot(back))
@@ -340,22 +340,22 @@ def test_every_phase_is_waited_for(o: Options) -> UOp:
 # -- one warp -----------------------------------------------------------------------------------
 
 
-def lonely(storage: tuple[UOp, ...], *body: Body) -> UOp:
+def lonely(storage: tuple[Storage, ...], *body: Body) -> Statement:
     """A kernel of one warp."""
     return block(H200, storage, role(Role("only", 0, 1), *body), warps=1)
 
 
 @truth("meet", lambda o: o.meet)
-def test_lanes_of_a_warp_hand_over(o: Options) -> UOp:
+def test_lanes_of_a_warp_hand_over(o: Options) -> Statement:
     """What lanes stored, others of the warp may read when all have met."""
     return lonely((A, OUT), write(A), o("meet", at.warp_sync()), read(A))
 
 
 @truth("first second again", lambda o: o.first == o.second or not o.again)
-def test_copies_refill_a_stage(o: Options) -> UOp:
+def test_copies_refill_a_stage(o: Options) -> Statement:
     """A stage that is read again is refilled whole, or not at all."""
     halves = [slot(A, 0, begin, TILE // 2) for begin in (0, TILE // 2)]
-    source = UOp(Op.SLOT, (global_tensor("C"), const(0), const(0)), (1, 1))
+    source = anywhere("C")
     first, second = (at.copy_async(h, LANE << 4, param("C"), LANE, 1, source) for h in halves)
     landed = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
     refill: list[Body] = [o("first", first), o("second", second), landed]
@@ -364,7 +364,7 @@ def test_copies_refill_a_stage(o: Options) -> UOp:
 
 
 @truth("begin add", lambda o: o.begin == o.add)
-def test_sums_in_memory(o: Options) -> UOp:
+def test_sums_in_memory(o: Options) -> Statement:
     """Nothing is added to a sum that was read until it is begun anew, and then something is."""
     bins, one, meet = smem("bins", 512, 1), frag("one", 1, "b32"), at.warp_sync()
     begin = [at.zero_shared(slot(bins), begun=True), meet]
@@ -377,7 +377,7 @@ def test_sums_in_memory(o: Options) -> UOp:
 
 
 @truth("own other late", lambda o: o.own or o.other)
-def test_dependent_launch(o: Options) -> UOp:
+def test_dependent_launch(o: Options) -> Statement:
     """The wait of another warp serves if a barrier follows it."""
     loads: list[Body] = [*o("own", at.grid_wait()), expect(FULL), load(A, FULL)]
     whole = kernel(
@@ -393,7 +393,7 @@ def test_dependent_launch(o: Options) -> UOp:
 
 
 @truth("late told", lambda o: not o.late or o.told)
-def test_a_wait_that_may_come_too_late(o: Options) -> UOp:
+def test_a_wait_that_may_come_too_late(o: Options) -> Statement:
     """A wait for the phase before the first passes while that is open, and then never: consumers
     must have heard of it before they complete the first. No schedule that is run shows it."""
     early = [expect(FULL), load(A, FULL)]
@@ -410,10 +410,10 @@ def test_a_wait_that_may_come_too_late(o: Options) -> UOp:
 
 
 @truth("give take", lambda o: o.give or not o.take)
-def test_register_split(o: Options) -> UOp:
+def test_register_split(o: Options) -> Statement:
     """What one warpgroup takes another must have given: 168 registers a lane at launch."""
 
-    def change(up: bool, registers: int) -> UOp:
+    def change(up: bool, registers: int) -> Statement:
         return at.set_max_registers(direction="inc" if up else "dec", registers=registers)
 
     return block(

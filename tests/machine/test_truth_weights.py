@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import B200
-from ptxflow.compiler.ir import Body, UOp, frag, mbar, slot, tmem
+from ptxflow.compiler.ir import Body, Statement, frag, mbar, slot, tmem
 from tests.machine.test_truth_blackwell import (
     AFTER,
     BEFORE,
@@ -36,7 +36,7 @@ VALUES_HERE = [expect(FULL, TILE), load(B, FULL), wait(FULL), AFTER]
     lambda o: o.wait_st and o.before and o.arrive and o.wait and o.after,
     B200,
 )
-def test_st_to_mma_of_another_warp(o: Options) -> UOp:
+def test_st_to_mma_of_another_warp(o: Options) -> Statement:
     body: list[Body] = [
         PUT, o("wait_st", at.tcgen05_wait_st()), o("before", BEFORE),
         o("arrive", at.mbar_arrive(slot(READY))), wait(DONE), AFTER, at.tcgen05_wait_st(),
@@ -51,7 +51,7 @@ def _overwritten(o: Options) -> bool:
 
 
 @truth("over commit wait after", _overwritten, B200)
-def test_mma_reads_a_to_mma_overwrites_it(o: Options) -> UOp:
+def test_mma_reads_a_to_mma_overwrites_it(o: Options) -> Statement:
     """Products with different accumulators run in any order: only a commit orders them."""
     body: list[Body] = [
         PUT, at.tcgen05_wait_st(), BEFORE, at.mbar_arrive(slot(READY)), wait(DONE), AFTER,
@@ -72,7 +72,7 @@ def test_mma_reads_a_to_mma_overwrites_it(o: Options) -> UOp:
 
 
 @truth("wait after", lambda o: o.wait and o.after, B200)
-def test_mma_reads_a_to_st(o: Options) -> UOp:
+def test_mma_reads_a_to_st(o: Options) -> Statement:
     """Weights of the next step are stored when those of this one have been read."""
     body: list[Body] = [
         PUT, at.tcgen05_wait_st(), BEFORE, at.mbar_arrive(slot(READY)),
@@ -83,7 +83,7 @@ def test_mma_reads_a_to_st(o: Options) -> UOp:
 
 
 @truth("wait_st", lambda o: o.wait_st, B200)
-def test_st_to_st_of_one_warp(o: Options) -> UOp:
+def test_st_to_st_of_one_warp(o: Options) -> Statement:
     body: list[Body] = [
         PUT, o("wait_st", at.tcgen05_wait_st()), PUT[1], at.tcgen05_wait_st(), BEFORE
     ]  # fmt: skip

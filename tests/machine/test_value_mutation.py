@@ -19,7 +19,7 @@ from ptxflow.compiler.check import check
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import CompileError, SpecError
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, alu, const, param, var
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, Statement, Value, alu, const, param, var
 from ptxflow.compiler.ir.statements import KernelInfo, kernel, kernels_of, loop, when
 from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
@@ -66,7 +66,7 @@ JOB = (problem(256, 4), strategy(row_threads=32, rows=4))
 LARGER = Known(Attempt(JOB[0]), 0, "")
 
 
-def toy() -> UOp:
+def toy() -> Statement:
     """Two stores in a loop at places that share an expression."""
     row = (CTAID * 4 + WARP) % 8
     r, i = slot(frag("r", 1, "f32")), var("i")
@@ -130,7 +130,7 @@ def test_an_expression_changes_everywhere_or_at_one_statement() -> None:
     [(LANE * 8, 8), (LANE * 8 + 4, 4), (LANE * 24 - WARP * 16, 8), (LANE << 3, 8), (LANE & 12, 4),
      ((LANE * 16) % 8, 8), (LANE // 4, 1), (LANE, 1)],
 )  # fmt: skip
-def test_multiples_are_so_for_every_lane(value: UOp, expected: int) -> None:
+def test_multiples_are_so_for_every_lane(value: Value, expected: int) -> None:
     assert multiple_of(value) == expected
     for lane, warp in itertools.product(range(32), range(4)):
         at_lane = replaced(replaced(value, LANE, const(lane)), WARP, const(warp))
@@ -188,7 +188,7 @@ def test_what_is_put_in_changes_no_value() -> None:
     threads.learn(kernel(info, loop(i, CTAID.min(5))))
     shorter = 0
     for _ in range(300):
-        parts: list[UOp] = [LANE, WARP, CTAID, i, *map(const, (1, 4, 5, 7, 31, 32))]
+        parts: list[Value] = [LANE, WARP, CTAID, i, *map(const, (1, 4, 5, 7, 31, 32))]
         for _ in range(4):
             left, right = (parts[n] for n in rng.integers(len(parts), size=2))
             name = names[rng.integers(len(names))]
@@ -218,7 +218,7 @@ def test_a_draw_depends_on_its_seed_and_is_spread_over_kinds() -> None:
     assert {m.operator for m in first} <= set(KINDS)
 
 
-def _refuse(tree: UOp) -> None:
+def _refuse(tree: Statement) -> None:
     raise SpecError("no")
 
 

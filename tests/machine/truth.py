@@ -14,24 +14,16 @@ from ptxflow.compiler.check import check
 from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.errors import CompileError, HazardError
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir.nodes import WARP, Op, UOp, Value, const, param
-from ptxflow.compiler.ir.statements import (
-    Body,
-    KernelInfo,
-    Role,
-    edit,
-    elect,
-    kernels_of,
-    program,
-    role,
-    walk,
-)
-from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, slot, smem, tmem
+from ptxflow.compiler.ir import Body, KernelInfo, Role, edit, elect, kernels_of, program, role, walk
+from ptxflow.compiler.ir.nodes import WARP, Op, Scalar, Statement, Storage, const, param
+from ptxflow.compiler.ir.storage import frag, global_tensor, mbar, rectangle, slot, smem, tmem
 from ptxflow.compiler.lower import finish
 
 ROWS, N, COLUMNS = 64, 64, 16  # of one operand tile: 16 columns of 16 bits, one K step
 TILE = ROWS * COLUMNS * 2
 MAPS = (("A_map", "map"), ("B_map", "map"), ("C_map", "map"), ("C", "ptr"))
+#: where an MMA reads operands whose descriptors say nothing
+STEP: dict[str, Any] = {"a_step": 0, "b_step": 0, "a_desc": 0, "b_desc": 0}
 ONCE = [Trip("one run", (("C", 0),))]
 
 A, B = smem("a", TILE, 1), smem("b", TILE, 1)
@@ -53,7 +45,7 @@ class Options:
 
 
 def table(
-    names: str, build: Callable[[Options], UOp], safe: Callable[[Options], bool], dev: Device
+    names: str, build: Callable[[Options], Statement], safe: Callable[[Options], bool], dev: Device
 ) -> None:
     """Assert that a combination is accepted exactly where `safe` says, and refusals say why."""
     options, wrong, verdicts = names.split(), [], set()
@@ -70,10 +62,10 @@ def table(
 
 def truth(
     names: str, safe: Callable[..., bool], dev: Device = H200
-) -> Callable[[Callable[..., UOp]], Callable[..., None]]:
+) -> Callable[[Callable[..., Statement]], Callable[..., None]]:
     """Make a test of what builds a kernel from options: `table` of it, as parametrised."""
 
-    def made(build: Callable[..., UOp]) -> Callable[..., None]:
+    def made(build: Callable[..., Statement]) -> Callable[..., None]:
         def test(**given: Any) -> None:
             table(names, partial(build, **given), partial(safe, **given), dev)
 
@@ -86,19 +78,21 @@ def truth(
     return made
 
 
-def atoms(tree: UOp, name: str) -> list[tuple[tuple[int, ...], UOp]]:
+def atoms(tree: Statement, name: str) -> list[tuple[tuple[int, ...], Statement]]:
     """Where the statements of one instruction are."""
     return [(p, n) for p, n in walk(tree) if n.op is Op.ATOM and n.arg.atom == name]
 
 
-def put(lowered: UOp, number: int, path: tuple[int, ...], *statements: UOp) -> UOp:
+def put(
+    lowered: Statement, number: int, path: tuple[int, ...], *statements: Statement
+) -> Statement:
     """The program with these statements in the place of one, in its kernel of that number."""
     kernels = list(kernels_of(lowered))
     kernels[number] = edit(kernels[number], path, statements)
     return program(*kernels) if len(kernels) > 1 else kernels[0]
 
 
-def refusal(kernel: UOp, dev: Device, trips: list[Trip] = ONCE) -> str | None:
+def refusal(kernel: Statement, dev: Device, trips: list[Trip] = ONCE) -> str | None:
     """The validator's message, or None where it accepts. A static refusal is a broken test."""
     try:
         check(kernel, trips, dev)
@@ -110,59 +104,63 @@ def refusal(kernel: UOp, dev: Device, trips: list[Trip] = ONCE) -> str | None:
 
 
 def block(
-    dev: Device, storage: tuple[UOp, ...], *roles: UOp, warps: int, cluster: int = 1, group: int = 1
-) -> UOp:
+    dev: Device,
+    storage: tuple[Storage, ...],
+    *roles: Statement,
+    warps: int,
+    cluster: int = 1,
+    group: int = 1,
+) -> Statement:
     """A whole kernel: prologue and teardown derived."""
     return finish(info(dev, storage, warps, cluster, group), *roles)
 
 
 def info(
-    dev: Device, storage: tuple[UOp, ...], warps: int, cluster: int = 1, group: int = 1
+    dev: Device, storage: tuple[Storage, ...], warps: int, cluster: int = 1, group: int = 1
 ) -> KernelInfo:
     return KernelInfo("k", dev.arch, warps, cluster, MAPS, storage, cta_group=group)
 
 
-def one(*body: Body) -> UOp:
+def one(*body: Body) -> Statement:
     """The body, in one elected lane of each warp."""
     return elect(const(1), *body)
 
 
-def load(tile: UOp, bar: UOp, stage: Value = 0, row: Value = 0) -> UOp:
+def load(tile: Storage, bar: Storage, stage: Scalar = 0, row: Scalar = 0) -> Statement:
     where = slot(tile, stage), param("A_map"), 0, row, slot(bar, stage)
     return at.tma_load(*where, box=(COLUMNS, tile.arg.size // (2 * COLUMNS)), element=2)
 
 
-def expect(bar: UOp, size: int = TILE, stage: Value = 0) -> UOp:
+def expect(bar: Storage, size: int = TILE, stage: Scalar = 0) -> Statement:
     return at.mbar_arrive_expect(slot(bar, stage), bytes=size)
 
 
-def store(tile: UOp, row: int = 0) -> UOp:
+def store(tile: Storage, row: int = 0) -> Statement:
     rows = tile.arg.size // (2 * COLUMNS)
-    target = UOp(Op.SLOT, (global_tensor("C"), const(row), const(0)), (rows, COLUMNS))
+    target = rectangle(global_tensor("C"), row, 0, rows, COLUMNS)
     return at.tma_store(slot(tile), param("C_map"), 0, row, target, box=(COLUMNS, rows), element=2)
 
 
-def write(tile: UOp, warps: int = 1) -> list[UOp]:
+def write(tile: Storage, warps: int = 1) -> list[Statement]:
     """Generic writes of a tile: each of the warps, counted from 0, its share of the rows."""
     share = tile.arg.size // warps
     place = slot(tile, 0, WARP * share if warps > 1 else 0, share)
     return [at.mov(slot(OUT), 0), at.st_shared_v4(place, 0, slot(OUT))]
 
 
-def read(tile: UOp, stage: Value = 0) -> UOp:
+def read(tile: Storage, stage: Scalar = 0) -> Statement:
     """Generic reads of a whole tile by the warp."""
     return at.ld_shared(slot(OUT), slot(tile, stage), 0)
 
 
-def wgmma(a: UOp, b: UOp, accumulate: Value = 0, stage: Value = 0) -> UOp:
+def wgmma(a: Storage, b: Storage, accumulate: Scalar = 0, stage: Scalar = 0) -> Statement:
     slots = slot(ACC), slot(a, stage), slot(b, stage)
-    attrs = {"n": N, "dtype": "f16", "a_step": 0, "b_step": 0, "a_desc": 0, "b_desc": 0}
-    return at.wgmma(*slots, accumulate, **attrs)
+    return at.wgmma(*slots, accumulate, n=N, dtype="f16", **STEP)
 
 
-def mma(d: UOp, a: UOp, b: UOp, accumulate: Value = 0, group: int = 1) -> UOp:
-    attrs = {"cta_group": group, "idesc": 1, "a_step": 0, "b_step": 0, "a_desc": 0, "b_desc": 0}
-    return at.tcgen05_mma(slot(d), slot(a), slot(b), accumulate, **attrs)
+def mma(d: Storage, a: Storage, b: Storage, accumulate: Scalar = 0, group: int = 1) -> Statement:
+    slots = slot(d), slot(a), slot(b)
+    return at.tcgen05_mma(*slots, accumulate, cta_group=group, idesc=1, **STEP)
 
 
 # -- a warp that loads operands, and a warpgroup that multiplies on sm_90a -------------------------
@@ -171,30 +169,30 @@ FULL, EMPTY = mbar("full", 1, 1), mbar("empty", 1, 4)
 DRAIN = at.wgmma_wait(pending=0)
 
 
-def wait(bar: UOp, parity: int = 0, stage: int = 0) -> UOp:
+def wait(bar: Storage, parity: int = 0, stage: int = 0) -> Statement:
     return at.mbar_wait(slot(bar, stage), parity)
 
 
-def consumers(*body: Body) -> UOp:
+def consumers(*body: Body) -> Statement:
     return role(Role("consumer", 0, 4), list(body))
 
 
-def producer(*body: Body) -> UOp:
+def producer(*body: Body) -> Statement:
     return role(Role("producer", 4, 1, elected=True), list(body))
 
 
-def both(*more: UOp) -> list[UOp]:
+def both(*more: Statement) -> list[Statement]:
     """Load A and B."""
     return [load(A, FULL), load(B, FULL), *more]
 
 
-def multiply(accumulate: int = 0) -> list[UOp]:
+def multiply(accumulate: int = 0) -> list[Statement]:
     return [at.wgmma_fence(), wgmma(A, B, accumulate), at.wgmma_commit()]
 
 
 def two_turns(
-    o: Options, use: list[Body], release: list[Body], again: list[Body], empty: UOp = EMPTY
-) -> UOp:
+    o: Options, use: list[Body], release: list[Body], again: list[Body], empty: Storage = EMPTY
+) -> Statement:
     """One stage, filled twice; consumers use it and release it after the first turn."""
     fill = [expect(FULL, 2 * TILE), *both()]
     return block(

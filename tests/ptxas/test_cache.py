@@ -15,7 +15,7 @@ from ptxflow.compiler.backend import cache, ptxas
 from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.family import Trip
-from ptxflow.compiler.ir import Op, UOp, digest, edit, walk
+from ptxflow.compiler.ir import Op, Statement, digest, edit, walk
 from ptxflow.compiler.processes import Processes
 from ptxflow.env.space import enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
@@ -135,7 +135,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert entries(tmp_path) == [] and kept.get("abcd") is None
 
 
-def a_kernel(at: int) -> tuple[UOp, list[Trip]]:
+def a_kernel(at: int) -> tuple[Statement, list[Trip]]:
     family, problem = find_problem(load("gemm_n128_k2048"), {"M": 17})
     space = enumerate_space(family, problem, H200)
     strategy = space.strategy(int(space.codes[at]))
@@ -147,7 +147,7 @@ def test_a_kernel_is_proven_once_and_a_changed_one_again(
 ) -> None:
     calls: list[str] = []
 
-    def check(lowered: UOp, trips: Sequence[Trip], device: Device) -> list[str]:
+    def check(lowered: Statement, trips: Sequence[Trip], device: Device) -> list[str]:
         calls.append(digest(lowered))
         return ["proven"]
 

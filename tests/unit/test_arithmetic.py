@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptxflow.compiler.check.program import Program
-from ptxflow.compiler.ir import CTAID, LANE, WARP, KernelInfo, Op, UOp, alu, const, kernel, param
+from ptxflow.compiler.ir import CTAID, LANE, WARP, KernelInfo, Op, Value, alu, const, kernel, param
 
 INFO = KernelInfo("k", "sm_90a", 4, 1, (), ())
 WORD = st.one_of(st.integers(0, 40), st.integers(2**32 - 40, 2**32 - 1), st.integers(0, 2**32 - 1))
@@ -43,7 +43,7 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-def expected(node: UOp, env: dict[str, int]) -> np.uint32:
+def expected(node: Value, env: dict[str, int]) -> np.uint32:
     match node.op:
         case Op.CONST:
             number, name = node.arg
@@ -59,7 +59,7 @@ def expected(node: UOp, env: dict[str, int]) -> np.uint32:
 
 @settings(max_examples=400)
 @given(VALUES, WORD, WORD, WORD, st.integers(0, 3), st.integers(0, 31))
-def test_a_value_is_that_of_32_bits(node: UOp, n: int, p: int, ctaid: int, warp: int, lane: int):
+def test_a_value_is_that_of_32_bits(node: Value, n: int, p: int, ctaid: int, warp: int, lane: int):
     env = {"n": n, "p": p, "ctaid": ctaid, "warp": warp, "lane": lane}
     assert Program(kernel(INFO)).value(node)(env) == expected(node, env)
 
@@ -78,5 +78,5 @@ def test_a_value_is_that_of_32_bits(node: UOp, n: int, p: int, ctaid: int, warp:
         ((param("n") - 6) | 1, 2**32 - 1),
     ],
 )
-def test_what_needs_all_bits_sees_them_wrapped(node: UOp, result: int) -> None:
+def test_what_needs_all_bits_sees_them_wrapped(node: Value, result: int) -> None:
     assert Program(kernel(INFO)).value(node)({"n": 5}) == result

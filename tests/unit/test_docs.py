@@ -182,12 +182,14 @@ def test_make_says_that_it_downloads_and_lets_pip_show_it() -> None:
         assert said.index("pip downloads") < said.index("pip install ") and " -q" not in said
 
 
-def test_the_atom_page_is_what_the_rows_say() -> None:
-    assert (ROOT / "eval" / "results" / "instructions.md").read_text(
-        encoding="utf-8"
-    ) == document.page(), (
-        "run python -m ptxflow.compiler.atoms.document > eval/results/instructions.md"
-    )
+def test_the_atom_page_and_signatures_are_what_the_rows_say() -> None:
+    made = {
+        "eval/results/instructions.md": document.page(),
+        "compiler/atoms/at.pyi": document.stub(),
+    }
+    for name, text in made.items():
+        said = (ROOT / name).read_text(encoding="utf-8")
+        assert said == text, f"{name}: run python -m ptxflow.compiler.atoms.document"
 
 
 def section(title: str, page: Path = README) -> str:

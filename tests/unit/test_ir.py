@@ -1,8 +1,11 @@
-"""The IR: interning, folding, editing, sites; arithmetic is written without division."""
+"""The IR: classes, interning, folding, editing, sites; arithmetic is written without division."""
+
+# mypy: warn-unused-ignores
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,10 +15,26 @@ from ptxflow.compiler import ir
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.backend.ptx import reciprocal, reduced
 from ptxflow.compiler.check.program import Program
-from ptxflow.compiler.ir import FOLD, KernelInfo, Op, UOp, alu, const, edit, kernel, loop, var, walk
+from ptxflow.compiler.ir import KernelInfo, alu, const, edit, kernel, loop, mbar, slot, var, walk
+from ptxflow.compiler.ir.nodes import FOLD, LANE, Op, Slot, Statement, Storage, UOp, Value
 
 WORD = st.integers(0, 2**32 - 1)
 INFO = KernelInfo("k", "sm_90a", 4, 1, (), ())
+BAR = mbar("bar", 1, 1)
+OF_CLASS: dict[type[UOp], tuple[UOp, ...]] = {
+    Value: (const(1), ir.param("p"), LANE, LANE + 1),
+    Storage: (BAR, ir.smem("s", 4), ir.frag("f", 1, "b32"), ir.tmem("t", 1), ir.global_tensor("")),
+    Slot: (slot(BAR), ir.part(slot(BAR), 0, 1), ir.anywhere("g")),
+    Statement: (at.cta_sync(), loop(var("i"), 1), ir.when(LANE), ir.role(ir.Role("r", 0, 1)),
+                kernel(INFO), ir.program()),
+}  # fmt: skip
+
+
+def test_a_node_is_of_the_class_of_its_op():
+    assert {node.op for nodes in OF_CLASS.values() for node in nodes} == set(Op)
+    for kind, nodes in OF_CLASS.items():
+        for n in nodes:
+            assert type(n) is kind and UOp(n.op, n.src, n.arg, n.site) is n
 
 
 def test_equal_nodes_are_the_same_object():
@@ -24,21 +43,23 @@ def test_equal_nodes_are_the_same_object():
 
 
 def test_nodes_die_with_their_kernel():
-    before = len(UOp._interned)
+    before = len(ir.nodes._INTERNED)
     keep = alu("add", var("only_here"), const(123456))
-    assert len(UOp._interned) > before
+    assert len(ir.nodes._INTERNED) > before
     del keep
     gc.collect()
-    assert len(UOp._interned) <= before
+    assert len(ir.nodes._INTERNED) <= before
+
+
+def taken(name: str, b: int) -> int:
+    """A right operand that an operation has a meaning for."""
+    return b or 1 if name in ("div", "rem") else b % 32 if name in ("shl", "shr") else b
 
 
 @given(st.sampled_from(sorted(FOLD)), WORD, WORD)
 def test_folding_is_what_the_writer_and_the_machine_compute(name: str, a: int, b: int):
     """Constants fold to what abstract execution computes with the same numbers as dimensions."""
-    if name in ("div", "rem"):
-        b = b or 1
-    if name in ("shl", "shr"):
-        b %= 32
+    b = taken(name, b)
     folded = alu(name, a, b)
     assert folded.op is Op.CONST
     kept = alu(name, const(a, "a"), const(b, "b"))
@@ -50,11 +71,7 @@ def test_folding_is_what_the_writer_and_the_machine_compute(name: str, a: int, b
 @given(st.sampled_from(sorted(FOLD)), WORD)
 def test_identities_change_nothing(name: str, b: int):
     """x op constant, simplified or not, is x op constant."""
-    if name in ("div", "rem"):
-        b = b or 1
-    if name in ("shl", "shr"):
-        b %= 32
-    x = 77
+    x, b = 77, taken(name, b)
     node = alu(name, const(x, "x"), b)
     assert Program(kernel(INFO)).value(node)({"x": x}) & 0xFFFFFFFF == FOLD[name](x, b)
 
@@ -76,9 +93,20 @@ def test_edit_replaces_and_deletes_in_place():
     assert names == ["cluster_arrive", "cta_sync", "cluster_arrive"]
 
 
-def test_bodies_hold_statements_only():
-    with pytest.raises(TypeError, match="not a statement"):
-        kernel(INFO, const(3))
+@pytest.mark.parametrize(
+    "wrong",  # to mypy, too, which says where an ignore is not needed
+    [
+        lambda: slot(BAR) + 1,  # type: ignore[operator]
+        lambda: BAR * 2,  # type: ignore[operator]
+        lambda: kernel(INFO, const(3)),  # type: ignore[arg-type]
+        lambda: ir.when(const(1), BAR),  # type: ignore[arg-type]
+        lambda: at.mbar_wait(slot(BAR)),  # type: ignore[call-arg]
+        lambda: at.mbar_weit(slot(BAR), 0),  # type: ignore[attr-defined]
+    ],
+)
+def test_what_the_classes_refuse(wrong: Callable[[], object]) -> None:
+    with pytest.raises((TypeError, AttributeError), match=r"operand|not a statement|known: "):
+        wrong()
 
 
 def test_dimensions_do_not_fold():
@@ -87,14 +115,11 @@ def test_dimensions_do_not_fold():
     assert ir.show(trips + 1) == "(k_trips add 1)"
 
 
-PTX_INFO = KernelInfo("k", "sm_90a", 4, 1, (), ())
-
-
 @given(st.integers(1, 2**31 - 1), st.integers(0, 2**32 - 2), st.sampled_from(["div", "rem"]))
 def test_division_by_a_constant_is_exact(divisor: int, dividend: int, name: str):
     node = const(dividend, "n") // divisor if name == "div" else const(dividend, "n") % divisor
     exact = dividend // divisor if name == "div" else dividend % divisor
-    assert Program(kernel(PTX_INFO)).value(reduced(node))({"n": dividend}) & 0xFFFFFFFF == exact
+    assert Program(kernel(INFO)).value(reduced(node))({"n": dividend}) & 0xFFFFFFFF == exact
 
 
 @pytest.mark.parametrize("divisor", [3, 5, 6, 7, 11, 14, 19, 21, 96, 132, 448, 1000, 2**31 - 1])

@@ -7,7 +7,8 @@ Lengths are data, so the host launches as many CTAs as chunks there can be: see 
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, UOp, Value, frag, loop, slot, value, value_of, var
+from ptxflow.compiler.ir import frag, loop, slot, value_of
+from ptxflow.compiler.ir.nodes import LANE, Scalar, Statement, Storage, Value, value, var
 from ptxflow.compiler.launch import Expr, InputParam, Param
 from ptxflow.compiler.tile.tensors import load_global
 
@@ -42,18 +43,18 @@ class Search:
         self.starts = tuple(self.register(f"start{i or ''}") for i in range(wave))
         self.storage = (*self.starts, self.before, self.which)
 
-    def register(self, name: str) -> UOp:
+    def register(self, name: str) -> Storage:
         return frag(self.prefix + name, 1, "b32")
 
-    def place(self, begin: UOp, sequence: Value) -> UOp:
+    def place(self, begin: Value, sequence: Scalar) -> Value:
         """The first place of a sequence."""
         return begin * self.scale // self.size + sequence
 
-    def find(self, place: Value, count: UOp) -> tuple[list[UOp], UOp]:
+    def find(self, place: Scalar, count: Value) -> tuple[list[Statement], Value]:
         """Statements that find the sequence of a place, and the sequence; `count`: of sequences."""
         before, which = self.before, self.which
         base = var(self.prefix + "base")
-        loads, counts = list[UOp](), list[UOp]()
+        loads, counts = list[Statement](), list[Statement]()
         for i, start in enumerate(self.starts):
             there = base + (LANE + 32 * i)
             inside = there < count
@@ -96,33 +97,35 @@ class Sequences:
 
     # -- on the device -------------------------------------------------------------------------
 
-    def find(self, place: Value, count: UOp) -> tuple[list[UOp], UOp]:
+    def find(self, place: Scalar, count: Value) -> tuple[list[Statement], Value]:
         """Statements that find the sequence of a place, and the sequence; `count`: of sequences."""
         return self.search.find(place, count)
 
-    def lengths(self, sequence: Value) -> list[UOp]:
+    def lengths(self, sequence: Scalar) -> list[Statement]:
         """Statements that load where a sequence's pages begin and end."""
         places = (sequence, value(sequence) + 1, sequence)
         tables = ("kv_indptr", "kv_indptr", "kv_last_page_len")
         return [load_index(*each) for each in zip(self.bounds, tables, places, strict=False)]
 
-    def first_place(self, sequence: Value) -> UOp:
+    def first_place(self, sequence: Scalar) -> Value:
         """The place of its first chunk."""
         return self.search.place(self.begin, sequence)
 
-    def page(self, register: UOp, token: UOp, inside: Value = 1, unread: bool = False) -> UOp:
+    def page(
+        self, register: Storage, token: Value, inside: Scalar = 1, unread: bool = False
+    ) -> Statement:
         """Loads the page of a token; `unread`: the last that is loaded is not used."""
         index = self.begin + token // self.page_size
         return load_index(register, "kv_indices", index, inside, unread)
 
-    def row(self, page: UOp, token: UOp) -> UOp:
+    def row(self, page: Value, token: Value) -> Value:
         """A token's row in the cache, of all tokens of all pages."""
         return page * self.page_size + token % self.page_size
 
 
 def load_index(
-    register: UOp, tensor: str, index: Value, inside: Value = 1, unread: bool = False
-) -> UOp:
+    register: Storage, tensor: str, index: Scalar, inside: Scalar = 1, unread: bool = False
+) -> Statement:
     """Loads an entry of a table; `unread`: the last that is loaded is not used."""
     said = {"unread": "dst"} if unread else {}
     return load_global(slot(register), tensor, index, inside, None, WORD, **said)
@@ -146,17 +149,17 @@ class QueryTiles:
         """The most tiles there can be, as an expression of the launch."""
         return f"total_q // {self.tile} + {sequences}"
 
-    def find(self, place: Value, count: UOp) -> tuple[list[UOp], UOp]:
+    def find(self, place: Scalar, count: Value) -> tuple[list[Statement], Value]:
         """Statements that find the sequence of a place, and the sequence; `count`: of sequences."""
         return self.search.find(place, count)
 
-    def lengths(self, sequence: UOp) -> list[UOp]:
+    def lengths(self, sequence: Value) -> list[Statement]:
         """Statements that load where a sequence's queries begin and end."""
         return [
             load_index(register, "qo_indptr", sequence + i)
             for i, register in enumerate(self._bounds)
         ]
 
-    def first(self, place: Value, sequence: UOp) -> UOp:
+    def first(self, place: Scalar, sequence: Value) -> Value:
         """The first query of the tile at a place, of its sequence's."""
         return (value(place) - self.search.place(self.begin, sequence)) * self.tile

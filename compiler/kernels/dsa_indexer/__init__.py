@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.dsa_indexer import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCHEMA, accepts
 from ptxflow.compiler.kernels.dsa_indexer.score import ENTRY, SCORES
@@ -25,7 +25,7 @@ def scorer(p: Problem, s: Strategy, device: Device) -> Score:
     return blackwell.Kernel(p, s, device) if device.has_tmem else hopper.Kernel(p, s, device)
 
 
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
+def build(p: Problem, s: Strategy, device: Device) -> Statement:
     """The lowered kernels: scores, then the choice."""
     return program(scorer(p, s, device).build(), Select(p, s, device).build())
 

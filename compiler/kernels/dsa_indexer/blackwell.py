@@ -5,9 +5,8 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, var
-from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
-from ptxflow.compiler.ir.storage import slot, tmem
+from ptxflow.compiler.ir import Body, Role, elect, loop, role, slot, tmem, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Statement, Value, var
 from ptxflow.compiler.kernels.dsa_indexer.decisions import COLUMNS, TMEM_ROWS
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE
 from ptxflow.compiler.kernels.dsa_indexer.score import Score
@@ -34,7 +33,7 @@ class Kernel(Score):
         self.products = tmem("products", self.blocks * self.heads, int(s.buffers))
         self.done = Ring.of("done", int(s.buffers), 1, self.warps)
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         some, step = var("some"), var("multiply")
         found = self.find()
@@ -55,7 +54,7 @@ class Kernel(Score):
 
     # -- multiplying ---------------------------------------------------------------------------
 
-    def multiply(self, step: UOp) -> list[Body]:
+    def multiply(self, step: Value) -> list[Body]:
         """A tile's tokens by all heads, when its products' place has been read."""
         stage, buffer = self.ring.stage(step), self.done.stage(step)
         out: list[Body] = [
@@ -84,12 +83,12 @@ class Kernel(Score):
         with repeat(step, self.tiles):
             self.weigh(step)
 
-    def row_of(self, block: int) -> UOp:
+    def row_of(self, block: int) -> Value:
         """The first of the warp's rows of a block, in the tile."""
         mine = (WARP >> 2) * self.each + block
         return mine * TMEM_ROWS + (WARP & 3) * WARP_ROWS
 
-    def weigh(self, step: UOp) -> None:
+    def weigh(self, step: Value) -> None:
         """A lane has a token's row of tensor memory."""
         emit(self.ring.wait_full(step))
         for block, scale in enumerate(self.block_scales):
@@ -104,7 +103,7 @@ class Kernel(Score):
             first = self.token(step) + self.row_of(block)
             self.put(score, first + LANE, first, WARP_ROWS)
 
-    def score(self, block: int, buffer: UOp) -> Float32:
+    def score(self, block: int, buffer: Value) -> Float32:
         """Over all heads, some columns at a time."""
         quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
         first = ((WARP >> 2) * self.each + block) * self.heads

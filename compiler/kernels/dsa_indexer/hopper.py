@@ -5,9 +5,7 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, var
-from ptxflow.compiler.ir.statements import Role, loop, role
-from ptxflow.compiler.ir.storage import slot
+from ptxflow.compiler.ir import LANE, WARP, Role, Statement, Value, loop, role, slot, var
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARPGROUP_ROWS
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE
 from ptxflow.compiler.kernels.dsa_indexer.score import Score
@@ -31,7 +29,7 @@ class Kernel(Score):
         each = [self.r.float32(self.heads // 2, f"products_{b}_", "f32") for b in self.blocks]
         self.products, self.block_scales = each, [self.r.float32(2) for _ in self.blocks]
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         some = var("some")
         found = self.find()
@@ -52,11 +50,11 @@ class Kernel(Score):
             self.multiply(step)
             self.weigh(step)
 
-    def row_of(self, block: int) -> UOp:
+    def row_of(self, block: int) -> Value:
         """The first of the warpgroup's rows of a block."""
         return ((WARP >> 2) * len(self.blocks) + block) * WARPGROUP_ROWS
 
-    def multiply(self, step: UOp) -> None:
+    def multiply(self, step: Value) -> None:
         stage = self.ring.stage(step)
         emit(self.ring.wait_full(step), at.wgmma_fence())
         for column in range(0, self.dim, MMA_K_BYTES):
@@ -67,7 +65,7 @@ class Kernel(Score):
                 emit(wgmma(products.slot, keys, heads, int(column > 0), "e4m3"))
         emit(at.wgmma_commit())
 
-    def weigh(self, step: UOp) -> None:
+    def weigh(self, step: Value) -> None:
         """Lane l of a warp has rows l / 4 and l / 4 + 8 of 16, and every fourth pair of columns."""
         stage, mine = self.ring.stage(step), (WARP & 3) * 16
         for block, scale in enumerate(self.block_scales):

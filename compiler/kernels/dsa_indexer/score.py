@@ -9,9 +9,9 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, param, value, var
+from ptxflow.compiler.ir import anywhere, mbar, param, slot, smem, value, var
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, Scalar, Statement, Storage, Value
 from ptxflow.compiler.ir.statements import Body, KernelInfo, elect, loop, parameters
-from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.problem import SCALE, page_bytes
 from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, Workspace, launch_of
@@ -61,7 +61,7 @@ class Score:
         self.pages, boxes = self.r.uint32(), range(self.tile // self.box_rows)
         self.box_pages, self.key = [self.r.uint32() for _ in boxes], self.r.uint32()
 
-    def whole(self, warps: int, storage: tuple[UOp, ...]) -> KernelInfo:
+    def whole(self, warps: int, storage: tuple[Storage, ...]) -> KernelInfo:
         """What holds of the kernel, of so many warps, and `storage` of what multiplies."""
         storage = (
             self.q_full,
@@ -77,7 +77,7 @@ class Score:
 
     # -- which tokens --------------------------------------------------------------------------
 
-    def find(self) -> list[UOp]:
+    def find(self) -> list[Statement]:
         """Every warp finds out how long the sequence is."""
         prefetch = [at.prefetch_map(param(name)) for name, kind in PARAMS if kind == "map"]
         return [
@@ -107,7 +107,7 @@ class Score:
             loop(step, self.tiles, self.look_up(step), elect(value(1), self.fill(step))),
         ]
 
-    def look_up(self, step: UOp) -> list[UOp]:
+    def look_up(self, step: Value) -> list[Statement]:
         """The pages of a tile, which a lane holds each; page 0 stands for those past the end."""
         rows = step * self.tile
         return [
@@ -115,7 +115,7 @@ class Score:
             for i, page in enumerate(self.box_pages)
         ]
 
-    def fill(self, step: UOp) -> list[UOp]:
+    def fill(self, step: Value) -> list[Statement]:
         """A stage, when it is free."""
         stage, rows, size = self.ring.stage(step), self.box_rows, page_bytes(self.problem)
         bar, cache = slot(self.ring.full, stage), "k_index_cache_fp8"
@@ -147,7 +147,7 @@ class Score:
             ]
         return out
 
-    def load_weights(self, wide: int, first: Value = 0, step: int = 1) -> list[UOp]:
+    def load_weights(self, wide: int, first: Scalar = 0, step: int = 1) -> list[Statement]:
         """Of the lane's heads, so many at a time; `first` and `step` count as many."""
         own = self.row * (self.heads // wide) + first
         return [
@@ -174,7 +174,7 @@ class Score:
     # -- storing -------------------------------------------------------------------------------
 
     def put(
-        self, score: Float32, token: UOp, first: UOp, count: int, mine: UOp | None = None
+        self, score: Float32, token: Value, first: Value, count: int, mine: Value | None = None
     ) -> None:
         """The key of a lane's token, where it is `mine` to store: up to a multiple of four tokens,
         0 past the sequence's end. A warp stores those of `count` tokens from `first` on."""
@@ -185,7 +185,7 @@ class Score:
         emit(at.sort_key(self.key, score, token < self.length))
         emit(store_global(SCORES, index, self.key.slot, place, inside))
 
-    def token(self, step: UOp) -> UOp:
+    def token(self, step: Value) -> Value:
         """The first token of a step's tile."""
         return self.first + step * self.tile
 

@@ -9,7 +9,7 @@ end, and the first of them are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import reduce
 from operator import or_
 
@@ -18,9 +18,9 @@ from ptxflow.compiler.atoms.indexing import ENTRY as ENTRY_BYTES
 from ptxflow.compiler.atoms.indexing import STATE, UNUSED_BITS
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, value, var
+from ptxflow.compiler.ir import CTA_RANK, CTAID, LANE, WARP, const, param, slot, smem, value, var
+from ptxflow.compiler.ir.nodes import Scalar, Slot, Statement, Storage, Value
 from ptxflow.compiler.ir.statements import Body, KernelInfo, loop, parameters
-from ptxflow.compiler.ir.storage import slot, smem
 from ptxflow.compiler.kernels.dsa_indexer import decisions
 from ptxflow.compiler.kernels.dsa_indexer.decisions import LINE
 from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
@@ -41,13 +41,13 @@ PAIR = 2  # entries of a load
 AHEAD = 4  # such loads of a turn
 
 
-def _halves(shift: UOp) -> tuple[UOp, UOp]:
+def _halves(shift: Value) -> tuple[Value, Value]:
     """A shift of 64 bits to the right: of the low word, and of the high word to the low one."""
     low = shift.min(32)
     return low, shift - low
 
 
-Visit = Callable[[UInt32, UOp], Body]  # (a vector of keys, the position of its first)
+Visit = Callable[[UInt32, Value], Body]  # (a vector of keys, the position of its first)
 
 
 class Sorting:
@@ -89,12 +89,12 @@ class Sorting:
 
     # -- entries -------------------------------------------------------------------------------
 
-    def mine(self, i: int) -> UOp:
+    def mine(self, i: int) -> Slot:
         """Where the warp's entries of a turn are in the list."""
         first = (WARP * LANES + i * self.row.threads) * ENTRY_BYTES
         return slot(self.row.list, 0, first, LANES * ENTRY_BYTES)
 
-    def keep(self, level: UOp, i: int, bit: UOp | int) -> None:
+    def keep(self, level: Value, i: int, bit: Scalar) -> None:
         """The greater of two entries that are 2^bit apart comes first in every other run."""
         number, above = THREAD + i * self.row.threads, self.r.uint32(0)
         emit(at.outrank(above, self.met[i], self.own[i]))  # 1 where the own one is greater
@@ -104,13 +104,13 @@ class Sorting:
         # of the last, positions alone are read
         emit(at.copy(self.own[i], self.kept[i], unread="dst"))
 
-    def meet_lanes(self, level: UOp, bit: int) -> None:
+    def meet_lanes(self, level: Value, bit: int) -> None:
         """Entries of a warp."""
         for i, own in enumerate(self.own):
             emit(at.shuffle_xor(self.met[i], own, lanes=1 << bit))
             self.keep(level, i, bit)
 
-    def meet_warps(self, level: UOp) -> None:
+    def meet_warps(self, level: Value) -> None:
         """Entries of different warps, or turns, from the farthest to the nearest of a level."""
         step, bit = var("step"), level - var("step")
         everywhere = slot(self.row.list, 0, 0, self.row.places * ENTRY_BYTES)
@@ -154,7 +154,7 @@ class Select:
         self.digits = int(decisions.digits(self.bits))
         self.slots = int(decisions.entries(f, problem))
         self.r = Registers("s_")
-        self.rank: UOp = CTA_RANK if self.ctas > 1 else const(0)
+        self.rank: Value = CTA_RANK if self.ctas > 1 else const(0)
         self.row = CTAID // self.ctas
         self.bins = smem("bins", -(-int(decisions.bin_bytes(f)) // 128) * 128, align=128)
         self.places, self.sorted = int(decisions.places(f, problem)), decisions.is_sorted(problem)
@@ -165,23 +165,23 @@ class Select:
         self.length, self.listed = self.tokens.value, self.found.value  # length of the sequence
         self.keys = self.r.uint32(width=VECTOR * self.loads)  # that a thread looks at
 
-    def below(self, count: int) -> UOp | None:
+    def below(self, count: int) -> Value | None:
         """Whether a warp is one of the first `count`; None where all are."""
         return count > WARP if count < self.warps else None
 
     @staticmethod
-    def _lines(name: str, size: int) -> UOp:
+    def _lines(name: str, size: int) -> Storage:
         """Storage that is zeroed at the start, line by line."""
         return smem(name, -(-size // decisions.LINE) * decisions.LINE, align=128)
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         chosen = () if self.sorted else (self.chosen,)
         return (self.bins, self.list, *chosen, self.state, self.count)
 
     # -- the whole -----------------------------------------------------------------------------
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         body = traced(self._select)
         return finish(self._info((*self.storage, *self.r.storage)), body, meet=False)
@@ -199,7 +199,7 @@ class Select:
             else:
                 self.ranked()
 
-    def _info(self, storage: tuple[UOp, ...]) -> KernelInfo:
+    def _info(self, storage: tuple[Storage, ...]) -> KernelInfo:
         late, arch = bool(self.s.dependent), self.device.arch
         return KernelInfo(ENTRY, arch, self.warps, self.ctas, PARAMS, storage, dependent=late)
 
@@ -231,7 +231,7 @@ class Select:
             emit(at.grid_wait())
         emit(meet(self.ctas))
 
-    def zero(self, storage: UOp, size: int, begun: bool = False) -> Body:
+    def zero(self, storage: Storage, size: int, begun: bool = False) -> Body:
         return zero_shared(storage, -(-size // LINE), self.warps, begun)
 
     # -- keys ----------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class Select:
     # -- digits --------------------------------------------------------------------------------
 
     @property
-    def counted(self) -> UOp:
+    def counted(self) -> Slot:
         return slot(self.bins, 0, 0, 4 << self.bits)
 
     def narrow(self) -> None:
@@ -282,7 +282,7 @@ class Select:
             bin_ = (key.value >> (32 - self.bits)) << 2
             emit(at.put_place(self.counted, bin_, key.value.ne(0), one))
 
-    def tally_next(self, keys: UInt32, position: UOp, bound: Sequence[UOp], shift: UOp) -> None:
+    def tally_next(self, keys: UInt32, position: Value, bound: list[Value], shift: Value) -> None:
         """Entries that share the bound's digits so far by their next one, at `shift`; keys of
         consecutive positions. First by the high word alone: few keys share the digits."""
         r, (low, high) = self.r, bound
@@ -306,7 +306,7 @@ class Select:
         """The state of the choice."""
         return self.r.of(at.ld_shared, slot(self.state), 0, n=4, unread="dst")
 
-    def settle(self, known: UInt32, shift: UOp) -> None:
+    def settle(self, known: UInt32, shift: Value) -> None:
         """One more digit of the bound, in every CTA, from what all have counted."""
         place = slot(self.bins, 0, 0, (4 << self.bits) + 4 * self.warps)
         bins = Bins(self.r, place, self.bits, self.warps, 1, self.ctas, self.rank)
@@ -351,7 +351,7 @@ class Select:
             with where(self.below((self.topk - first) // LANES)):
                 self.store(first, own, put)
 
-    def place(self, first: int, turns: UOp, rank: UInt32, others: UInt32, put: UInt32) -> None:
+    def place(self, first: int, turns: Value, rank: UInt32, others: UInt32, put: UInt32) -> None:
         """The slots of some entries, one of each thread, to their ranks."""
         r, number = self.r, THREAD + first
         entry = r.of(at.ld_shared, slot(self.list), number * ENTRY_BYTES, n=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.dsa_sparse import cost, decisions
 from ptxflow.compiler.kernels.dsa_sparse.kernel import (
     TOPK,
@@ -21,7 +21,7 @@ from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
 from ptxflow.compiler.launch import Launch
 
 
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
+def build(p: Problem, s: Strategy, device: Device) -> Statement:
     """The lowered kernel, and the one that adds chunks up where there are chunks."""
     k = kernel(p, s, device)
     return program(k.build(), CombineChunks(p, s, device).build()) if k.split else k.build()

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import LANE, Body, UOp, Value, const, value
+from ptxflow.compiler.ir import LANE, Body, Scalar, Statement, Storage, Value, const, value
 from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.attend import Attend, Part
 from ptxflow.compiler.kernels.mla.blackwell import Blackwell
@@ -43,7 +43,7 @@ class Lists(Work):
 
     # -- as the first kernel asks for rows -----------------------------------------------------
 
-    def find(self) -> tuple[list[UOp], Span]:
+    def find(self) -> tuple[list[Statement], Span]:
         """The CTA's entries of its token's list; nothing need be looked up."""
         topk, first = const(self.topk, TOPK), self.place % self.cut * self.span
         end = topk if self.cut == 1 else (first + self.span).min(topk)
@@ -51,22 +51,22 @@ class Lists(Work):
         row = self.place // self.cut
         return [], Span(first, end, tiles, row, const(1), const(1), topk, end, const(0))
 
-    def entry(self, span: Span, token: UOp) -> tuple[str, UOp]:
+    def entry(self, span: Span, token: Value) -> tuple[str, Value]:
         return LIST, span.row * self.topk + token
 
-    def row(self, entry: UOp, token: UOp) -> UOp:
+    def row(self, entry: Value, token: Value) -> Value:
         """A slot is a row."""
         return entry
 
-    def there(self, row: UOp) -> UOp:
+    def there(self, row: Value) -> Value:
         return row.ne(NONE)
 
     # -- as the second kernel adds chunks up ---------------------------------------------------
 
-    def lengths(self, sequence: Value) -> list[UOp]:
+    def lengths(self, sequence: Scalar) -> list[Statement]:
         return []
 
-    def first_place(self, sequence: Value) -> UOp:
+    def first_place(self, sequence: Scalar) -> Value:
         return value(sequence) * self.cut
 
 
@@ -85,9 +85,9 @@ class AttendToLists(Attend):
         latents, ropes = super().parts_of_tokens()
         return [replace(latents, prefetch=int(self.s.prefetch)), ropes]
 
-    def _look(self, t: UOp, span: Span) -> Body:
+    def _look(self, t: Value, span: Span) -> Body:
         """The entries of a lane's two tokens."""
-        out = list[UOp]()
+        out = list[Statement]()
         for half in range(2):
             number = self.row * MMA_TOKENS + 8 * half + (LANE >> 2)
             table, index = self.work.entry(span, self.work.token(span, t, number))
@@ -97,7 +97,7 @@ class AttendToLists(Attend):
     def _entry(self, half: int) -> UInt32:
         return self.r.uint32(name=f"entry{half}")
 
-    def _counts(self, seen: UOp, half: int) -> UOp:
+    def _counts(self, seen: Value, half: int) -> Value:
         lists = Lists(self)
         named = lists.there(self._entry(half).value)
         return named if lists.even else seen & named
@@ -122,5 +122,5 @@ def kernel(p: Problem, s: Strategy, device: Device) -> AttendToLists:
 class CombineChunks(Combine):
     """The second kernel."""
 
-    def parts(self) -> tuple[Parts, tuple[UOp, ...], tuple[str, ...]]:
+    def parts(self) -> tuple[Parts, tuple[Storage, ...], tuple[str, ...]]:
         return Lists(self), (), ()

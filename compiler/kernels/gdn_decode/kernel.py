@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from itertools import product
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, var
-from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
-from ptxflow.compiler.ir.storage import global_tensor, rectangle
+from ptxflow.compiler.ir import KernelInfo, Params, global_tensor, parameters, rectangle
+from ptxflow.compiler.ir.nodes import LANE, Scalar, Slot, Statement, Value, const, param, var
 from ptxflow.compiler.kernels.gdn_decode.decisions import BULK
 from ptxflow.compiler.kernels.gdn_decode.gates import decay, output_scale
 from ptxflow.compiler.kernels.gdn_decode.places import PRESENT, Ring
@@ -49,7 +48,7 @@ class Kernel(Ring):
     def params(self) -> Params:
         return parameters(f"{TENSORS}: ptr, scale {PRESENT} batch_size: u32")
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         body = traced(self._steps)
         storage = (*((self.ring, self.full) if self.bulk else ()), *self.r.storage)
@@ -77,7 +76,7 @@ class Kernel(Ring):
             with where(const(0) < self.count if self.loops else None):
                 self._load_v(const(0))
 
-    def _step(self, use: UOp) -> None:
+    def _step(self, use: Value) -> None:
         """The rows of a step. All loads come before what is computed from the first."""
         self._at_first(use, self._load_head)
         if not self.bulk:
@@ -100,7 +99,7 @@ class Kernel(Ring):
 
     # -- loads ---------------------------------------------------------------------------------
 
-    def _load_rows(self, use: UOp) -> None:
+    def _load_rows(self, use: Value) -> None:
         """The lane's rows and their values, into registers."""
         self._load_v(use)
         for r, row in enumerate(self.state):
@@ -108,7 +107,7 @@ class Kernel(Ring):
                 index, place, attrs = self._access("state", use, r, j)
                 emit(load_global(self._vector(row, j), "state", index, self._given, place, **attrs))
 
-    def _load_v(self, use: UOp) -> None:
+    def _load_v(self, use: Value) -> None:
         """The values of the lane's rows; a pair in a register, where there are several."""
         row, place, v = self._lane_row(use), self._token_place("v", use), self.v.slot
         if self.flight == 1:
@@ -116,7 +115,7 @@ class Kernel(Ring):
         else:
             emit(load_global(v, "v", row, 1, place, element=ELEMENT))
 
-    def _at_first(self, use: UOp, some: Callable[[UOp], None]) -> None:
+    def _at_first(self, use: Value, some: Callable[[Value], None]) -> None:
         """What belongs to a head, at its first step."""
         _, row = self._block(use)
         always = self.once or self.passes == 1
@@ -124,16 +123,16 @@ class Kernel(Ring):
         with where(None if always else step.eq(0)):
             some(row)
 
-    def _load_head(self, row: UOp) -> None:
-        head, narrow = row % self.value_heads, {"dtype": self._dtype}
+    def _load_head(self, row: Value) -> None:
+        head, dtype = row % self.value_heads, self._dtype
         self.A_log, self.dt_bias, self.a, self.b = (self.r.float32() for _ in range(4))
         for name, held in (("A_log", self.A_log), ("dt_bias", self.dt_bias)):
             emit(load_global(held.slot, name, head, 1, _word(name, 0, head)))
         for name, held in (("a", self.a), ("b", self.b)):
-            emit(at.ld_global_narrow(held.slot, param(name), row, _word(name, row, 0), **narrow))
+            emit(at.ld_global_narrow(held.slot, param(name), row, _word(name, row, 0), dtype=dtype))
         self.raw = [self._load_token(name, row // self.share) for name in ("q", "k")]
 
-    def _compute_head(self, row: UOp) -> None:
+    def _compute_head(self, row: Value) -> None:
         self.decay = decay(self.A_log, self.a, self.dt_bias)
         self.beta = sigmoid(self.b)
         self.minus_beta = times(self.beta, -1.0)
@@ -141,7 +140,7 @@ class Kernel(Ring):
         if self.together:
             self.kq = self._sums([self.k], [self.q])
 
-    def _load_token(self, name: str, row: UOp) -> UInt32:
+    def _load_token(self, name: str, row: Value) -> UInt32:
         """The lane's elements of q or k, two in a register."""
         index = row * self.size + LANE % self.lanes * self.width
         raw = self.r.uint32(width=self.elements // 2)
@@ -172,7 +171,7 @@ class Kernel(Ring):
 
     # -- stores --------------------------------------------------------------------------------
 
-    def _leave(self, use: UOp, new: list[Float32]) -> None:
+    def _leave(self, use: Value, new: list[Float32]) -> None:
         """The new rows to their tensor."""
         in_bulk = self.s.path == BULK
         for r, row in enumerate(new):
@@ -186,7 +185,7 @@ class Kernel(Ring):
         if in_bulk:
             self._send(use)
 
-    def _output(self, use: UOp, products: Float32) -> None:
+    def _output(self, use: Value, products: Float32) -> None:
         """scale x products, rounded once; the first lane of a row stores it."""
         scaled = products * self.scale
         row, first = self._lane_row(use), (LANE % self.lanes).eq(0)
@@ -199,6 +198,6 @@ class Kernel(Ring):
             emit(store_global("output", row, packed, place, first, ELEMENT))
 
 
-def _word(name: str, row: Value, column: Value) -> UOp:
+def _word(name: str, row: Scalar, column: Scalar) -> Slot:
     """One element of a tensor."""
     return rectangle(global_tensor(name), row, column, 1, 1)

@@ -14,8 +14,8 @@ from typing import Any
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, const, param, special, value
-from ptxflow.compiler.ir.storage import global_tensor, mbar, rectangle, slot, smem
+from ptxflow.compiler.ir import CTAID, LANE, WARP, global_tensor, mbar, rectangle, slot, smem
+from ptxflow.compiler.ir.nodes import Scalar, Slot, Statement, Value, const, param, special, value
 from ptxflow.compiler.kernels.gdn_decode import decisions
 from ptxflow.compiler.kernels.gdn_decode.decisions import BULK
 from ptxflow.compiler.kernels.gdn_decode.decisions import WARP as WARP_SIZE
@@ -72,13 +72,13 @@ class Places:
         self._pending = min(1, self.stages - 1) if self.refills else self.stages
         self._leaves_pending = s.path == decisions.BULK and self._pending > 0
 
-    def _vector(self, row: Float32, j: int) -> UOp:
+    def _vector(self, row: Float32, j: int) -> Slot:
         """The j-th of a row's vectors."""
         return row[j * self.width : (j + 1) * self.width].slot
 
     # -- places --------------------------------------------------------------------------------
 
-    def _block(self, use: UOp) -> tuple[UOp, UOp]:
+    def _block(self, use: Value) -> tuple[Value, Value]:
         """Which step of all, counted along heads and their rows, and the head of all batches."""
         if self.loops:
             tile, step = CTAID + use // self._passes * special("ctas"), use % self._passes
@@ -86,28 +86,28 @@ class Places:
             tile, step = CTAID, use
         return tile * self._passes + step, tile // int(self.s.head_ctas)
 
-    def _first_row(self, use: UOp) -> UOp:
+    def _first_row(self, use: Value) -> Value:
         """The warp's first row, of all states."""
         block, _ = self._block(use)
         return block * self.step + WARP * self.warp_rows
 
-    def _lane_row(self, use: UOp) -> UOp:
+    def _lane_row(self, use: Value) -> Value:
         """The lane's first row, of all states."""
         return self._first_row(use) + LANE // self.lanes * self.flight
 
-    def _place(self, name: str, use: UOp, column: int, columns: int) -> UOp:
+    def _place(self, name: str, use: Value, column: int, columns: int) -> Slot:
         """A part of the warp's rows: the rows of a lane count as one long row."""
         block, _ = self._block(use)
         row = block * (self.step // self.flight) + WARP * self.groups
         return rectangle(global_tensor(name), row, column, self.groups, columns)
 
-    def _token_place(self, name: str, use: UOp) -> UOp:
+    def _token_place(self, name: str, use: Value) -> Slot:
         """The warp's rows in v or the output, a step of the CTA being a row."""
         block, _ = self._block(use)
         column = WARP * self.warp_rows
         return rectangle(global_tensor(name), block, column, 1, self.warp_rows)
 
-    def _access(self, name: str, use: UOp, r: int, j: int) -> tuple[UOp, UOp, dict[str, int]]:
+    def _access(self, name: str, use: Value, r: int, j: int) -> tuple[Value, Slot, dict[str, int]]:
         """Index in vectors, the warp's rectangle; bytes of a vector, and from a lane's first."""
         index = self._lane_row(use) * (self.size // self.width) + LANE % self.lanes
         column = r * self.size + j * self.lanes * self.width
@@ -118,17 +118,17 @@ class Places:
 class Ring(Places):
     """What the lanes of a warp do with their ring."""
 
-    def _stage(self, use: Value) -> tuple[UOp, UOp]:
+    def _stage(self, use: Scalar) -> tuple[Slot, Slot]:
         """The warp's buffer of a step, and its barrier."""
         stage = value(use) % self.stages
         buffer = slot(self.ring, stage, WARP * self.bytes, self.bytes)
         return buffer, slot(self.full, stage * self.warps + WARP)
 
-    def _across(self, first: int, count: int) -> dict[str, tuple[tuple[int, int], ...]]:
+    def _across(self, first: int, count: int) -> dict[str, Any]:
         """Which vectors of every lane's an access touches, for the validator."""
         return {"across": ((first, first + count),)}
 
-    def _ask(self, use: UOp) -> None:
+    def _ask(self, use: Value) -> None:
         """One lane asks for the warp's rows of a step."""
         buffer, bar = self._stage(use)
         place = self._place("state", use, 0, self.flight * self.size)
@@ -141,13 +141,13 @@ class Ring(Places):
         across = self._across(0, self.flight * self.vectors)
         return {"bytes": self.bytes, "element": self.size * STATE_BYTES, **across}
 
-    def _lane_offset(self, r: int, j: int) -> UOp:
+    def _lane_offset(self, r: int, j: int) -> Value:
         """Bytes from the warp's buffer to a lane's vector."""
         row = self.size * STATE_BYTES
         lane = LANE // self.lanes * (self.flight * row) + LANE % self.lanes * self._vector_bytes
         return lane + (r * row + j * self.lanes * self._vector_bytes)
 
-    def _take(self, use: UOp) -> None:
+    def _take(self, use: Value) -> None:
         """The warp's rows from its ring, once they have landed; zeros where there is no state."""
         buffer, bar = self._stage(use)
         with where(self._given):
@@ -169,7 +169,7 @@ class Ring(Places):
         """What the lanes did in shared memory comes before what the async proxy does next."""
         emit(at.fence_proxy_async(), at.warp_sync())
 
-    def _send(self, use: UOp) -> None:
+    def _send(self, use: Value) -> None:
         """The warp's new rows leave its ring in bulk, and later rows take the place of older."""
         buffer, _ = self._stage(use)
         place = self._place("new_state", use, 0, self.flight * self.size)
@@ -192,11 +192,11 @@ class Ring(Places):
         with elected(more):
             self._ask(again)
 
-    def _asks(self, use: UOp) -> UOp:
+    def _asks(self, use: Value) -> Value:
         """Whether there are rows to ask for at a step."""
         return self._given if self.once else self._given & (use < self.count)
 
-    def _put(self, use: UOp, r: int, j: int, vector: UOp) -> UOp:
+    def _put(self, use: Value, r: int, j: int, vector: Slot) -> Statement:
         """A vector to the place in the ring that it came from."""
         buffer, _ = self._stage(use)
         across = self._across(r * self.vectors + j, 1)

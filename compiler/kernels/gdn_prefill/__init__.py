@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.gdn_prefill import cost, decisions
 from ptxflow.compiler.kernels.gdn_prefill.blackwell import Blackwell, BlackwellCarry
 from ptxflow.compiler.kernels.gdn_prefill.decisions import ONE, TWO, UNIT, heads_each
@@ -24,7 +24,7 @@ def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
     return (Carry if two else Kernel)(p, s, device)
 
 
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
+def build(p: Problem, s: Strategy, device: Device) -> Statement:
     """The lowered kernel, or two of them."""
     k = kernel(p, s, device)
     return program(Relate(p, s, device).build(), k.build()) if isinstance(k, Carry) else k.build()

@@ -11,7 +11,8 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import LANE, WARP, UOp, Value, const, elect, mbar, slot, smem, tmem
+from ptxflow.compiler.ir import elect, mbar, slot, smem, tmem
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Slot, Statement, Storage, Value, const
 from ptxflow.compiler.kernels.gdn_prefill import decisions
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import Rows, Stream
 from ptxflow.compiler.kernels.gdn_prefill.decisions import SWIZZLE, UNIT
@@ -44,7 +45,7 @@ class Blackwell(Kernel):
         )
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         memory = (self.added, self.reads, self.held, self.leaving)  # sums on multiples of 32
         return (*super().storage, self.pulled, self.read, self.summed, *memory)
 
@@ -59,7 +60,7 @@ class Blackwell(Kernel):
         ]
         return [*out, super()._streams()[2]]
 
-    def _ring_place(self, n: Value, stream: Stream, number: int) -> tuple[UOp, UOp]:
+    def _ring_place(self, n: Scalar, stream: Stream, number: int) -> tuple[Slot, Value]:
         if stream.ring is self.v:
             return super()._ring_place(n, stream, number)
         span = decisions.WARP // stream.across
@@ -69,20 +70,20 @@ class Blackwell(Kernel):
         return rows, (LANE << 4) ^ (((first + LANE // stream.across) & 7) << 4)
 
     def token_block(
-        self, storage: UOp, n: UOp, unit: Value, rows: Rows, step: int
-    ) -> tuple[UOp, UOp]:
+        self, storage: Storage, n: Value, unit: Scalar, rows: Rows, step: int
+    ) -> tuple[Slot, Value]:
         block, step = divmod(step, WIDE // UNIT)
         first = unit * (UNIT * SWIZZLE) + block * self.tile.block_bytes
         place = slot(storage, n % self.stages, first, UNIT * SWIZZLE)
         return place, (rows(SWIZZLE) + step * UNIT * ELEMENT) ^ ((LANE & 7) << 4)
 
-    def _arrived(self, n: UOp, pending: int) -> None:
+    def _arrived(self, n: Value, pending: int) -> None:
         super()._arrived(n, pending)
         emit(at.fence_proxy_async())
 
     # -- multiplying ---------------------------------------------------------------------------
 
-    def _by_state(self, n: UOp) -> None:
+    def _by_state(self, n: Value) -> None:
         """One thread's: S K^T and S Q^T."""
         emit(at.tcgen05_fence_after())
         d = slot(self.added, 0, 0, self.chunk)
@@ -94,7 +95,7 @@ class Blackwell(Kernel):
                     emit(tcgen05(into, a, b, more, self.rows, self.operand))
             emit(at.tcgen05_commit(slot(bar)))
 
-    def _by_updates(self, n: UOp) -> None:
+    def _by_updates(self, n: Value) -> None:
         """One thread's: X^T K."""
         emit(at.tcgen05_fence_after())
         for token in range(0, self.chunk, UNIT):
@@ -106,18 +107,18 @@ class Blackwell(Kernel):
 
     # -- between -------------------------------------------------------------------------------
 
-    def tile_number(self, t: int) -> UOp:
+    def tile_number(self, t: int) -> Value:
         """Warps that share a quarter of tensor memory have a half of it each."""
         return (WARP & 3) * 2 + (WARP >> 2) if self.mains > 4 else super().tile_number(t)
 
-    def _lane(self, t: int) -> UOp:
+    def _lane(self, t: int) -> Value:
         """Where a tile's 16 lanes of tensor memory begin; of 64 rows, 16 are in each quarter."""
         return self.tile_number(t) << (21 if self.rows == 4 * UNIT else 20)
 
-    def _await(self, n: UOp, bar: UOp) -> None:
+    def _await(self, n: Value, bar: Storage) -> None:
         emit(at.mbar_wait(slot(bar), n & 1), at.tcgen05_fence_after())
 
-    def _take(self, columns: UOp) -> list[Float32]:
+    def _take(self, columns: Slot) -> list[Float32]:
         """What a product left of the warp's tiles."""
         out = [self.r.float32(columns.arg // 2) for _ in self.tiles]
         for t, held in enumerate(out):
@@ -125,13 +126,13 @@ class Blackwell(Kernel):
         emit(at.tcgen05_wait_ld())
         return out
 
-    def _put(self, storage: UOp, t: int, first: int, terms: list[UInt32]) -> None:
+    def _put(self, storage: Storage, t: int, first: int, terms: list[UInt32]) -> None:
         """Terms of a tile from an element on."""
         for p, term in enumerate(terms):
             columns = slot(storage, p, first // 2, 2 * term.n)
             emit(at.tcgen05_st(columns, term.slot, self._lane(t), shape="16x128b"))
 
-    def _put_state(self, n: UOp) -> None:
+    def _put_state(self, n: Value) -> None:
         """What chunk n begins with, if there is one."""
         with where(n < self.chunks):
             for t, state in enumerate(self.state):
@@ -141,10 +142,10 @@ class Blackwell(Kernel):
             emit(at.tcgen05_wait_st())
         emit(at.tcgen05_fence_before())
 
-    def load_state(self) -> list[UOp]:
+    def load_state(self) -> list[Statement]:
         return [*super().load_state(), *traced(self._put_state, const(0))]
 
-    def advance(self, n: UOp) -> None:
+    def advance(self, n: Value) -> None:
         emit(elect(WARP.eq(0), traced(self._by_state, n)))
         self._await(n, self.pulled)
         pull = self._take(slot(self.added, 0, 0, self.chunk))
@@ -159,13 +160,13 @@ class Blackwell(Kernel):
         self._put_state(n + 1)
 
     def _make_updates(
-        self, n: UOp, unit: int, solved: Held, updates: Terms, leaving: Terms
+        self, n: Value, unit: int, solved: Held, updates: Terms, leaving: Terms
     ) -> None:
         super()._make_updates(n, unit, solved, updates, leaving)
         for t in self.tiles:
             self._put(self.leaving, t, unit * UNIT, leaving.pop((t, unit)))
 
-    def _add_updates(self, n: UOp) -> None:
+    def _add_updates(self, n: Value) -> None:
         """2^G S + X^T K."""
         whole = self.r.float32()
         emit(at.ld_shared(whole.slot, self.gate(n, Gate.TOTAL), LANE << 2))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, UOp, Value, const, param, special
-from ptxflow.compiler.ir.statements import Body, when
-from ptxflow.compiler.ir.storage import anywhere, slot
+from ptxflow.compiler.ir import Body, anywhere, const, param, slot, special, when
+from ptxflow.compiler.ir.nodes import LANE, Scalar, Slot, Statement, Storage, Value
 from ptxflow.compiler.kernels.gdn_decode import gates
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,
@@ -57,18 +57,18 @@ N_BLOCK = n_rows(BLOCK_PITCH)
 K_BLOCK = k_rows(BLOCK_PITCH)
 PIECE = 16  # bytes of a copy
 MEETING = 1  # the named barrier of the helpers
-Rows = Callable[[int], UOp]  # a lane's row, of rows so many bytes apart
+Rows = Callable[[int], Value]  # a lane's row, of rows so many bytes apart
 
 
 @dataclass(frozen=True)
 class Stream:
     """A tensor's tokens on their way to a ring; `first` and `stride` of a token are in elements."""
 
-    ring: UOp
+    ring: Storage
     tensor: str
     pitch: int  # bytes of a token in the ring
     bytes: int  # that are copied
-    first: UOp
+    first: Value
     stride: int
     block: int = 0  # of columns of the ring
 
@@ -97,7 +97,7 @@ class ChunkWarps(Shape):
         left = total - number * self.helpers
         return list(body) if left >= self.helpers else when(self.index < left, *body)
 
-    def _meet(self) -> UOp:
+    def _meet(self) -> Statement:
         if self.helpers == 1:
             return at.warp_sync()
         return at.named_sync(id=MEETING, threads=WARP * self.helpers)
@@ -111,7 +111,7 @@ class ChunkWarps(Shape):
         for n in range(self.stages - 2):
             emit(when(self.chunks >= n + 1, self.ask(n)), at.copies_commit())
 
-    def _begin(self, first: Value) -> None:
+    def _begin(self, first: Scalar) -> None:
         """The gates of the first chunk, and what those of later ones take."""
         r, wide = self.r, self._lane_tokens
         self.gate_a, self.gate_b = r.float32(wide), r.float32(wide)
@@ -142,7 +142,7 @@ class ChunkWarps(Shape):
         some = some | last if self.heads_each > 1 else some
         emit(scale if self.helpers <= self.blocks else when(some, scale))
 
-    def relate(self, n: UOp) -> None:
+    def relate(self, n: Value) -> None:
         """The work on chunk n, and the gates of the next."""
         self._arrived(n, self.stages - 2)
         self._relate(n)
@@ -150,13 +150,13 @@ class ChunkWarps(Shape):
             self._gates(n + 1)
             emit(self._later(n + 2))
 
-    def _arrived(self, n: UOp, pending: int) -> None:
+    def _arrived(self, n: Value, pending: int) -> None:
         """Waits for the copies of chunk n, behind which so many are on their way."""
         emit(at.copies_wait(pending=pending))
         if self.operand != self.dtype:
             self._convert(n)
 
-    def _relate(self, n: UOp) -> None:
+    def _relate(self, n: Value) -> None:
         """The tokens of chunk n to each other, as main warps need it."""
         emit(self._meet())
         for i in self._rounds(self.blocks):
@@ -166,13 +166,13 @@ class ChunkWarps(Shape):
             solve = traced(self._solve, n, self.index + i * self.helpers)
             emit(self._some(i, self.solving * self.heads_each, solve))
 
-    def handed(self, n: UOp, name: str, index: int, part: int) -> UInt32:
+    def handed(self, n: Value, name: str, index: int, part: int) -> UInt32:
         """A term of a block of `scores`, `pulls` or `solved`, as an operand of main warps."""
         if name == "solved":
             return load_matrix(self.r, self.solved_blocks(n, index, part), K_BLOCK, True)
         return load_matrix(self.r, self.block(getattr(self, name), n, index, part), N_BLOCK)
 
-    def _later(self, n: Value) -> UOp:
+    def _later(self, n: Scalar) -> Statement:
         """Asks for the gates of a chunk, if it is there."""
         return when(self.chunks >= n + 1, self._load_gates(n))
 
@@ -191,14 +191,14 @@ class ChunkWarps(Shape):
             Stream(self.v, "v", self.value_pitch, self.rows * ELEMENT, *values),
         ]
 
-    def _ring_place(self, n: Value, stream: Stream, number: int) -> tuple[UOp, UOp]:
+    def _ring_place(self, n: Scalar, stream: Stream, number: int) -> tuple[Slot, Value]:
         """The rows of a ring that a warp's pieces fill, and the lane's offset in them."""
         span = WARP // stream.across
         first = (self.index + number * self.helpers) * span
         rows = slot(stream.ring, n % self.stages, first * stream.pitch, span * stream.pitch)
         return rows, LANE // stream.across * stream.pitch + (LANE % stream.across << 4)
 
-    def ask(self, n: Value) -> list[Body]:
+    def ask(self, n: Scalar) -> list[Body]:
         """Copies of chunk n; past the end of the sequence its last token again."""
         out: list[Body] = []
         for stream in self._streams():
@@ -217,12 +217,12 @@ class ChunkWarps(Shape):
                 out.append(self._some(i, total, copy))
         return out
 
-    def ask_ahead(self, n: UOp) -> list[Body]:
+    def ask_ahead(self, n: Value) -> list[Body]:
         """Copies of the chunk whose place the one before the last has left."""
         later = n + (self.stages - 2)
         return [when(later < self.chunks, self.ask(later)), at.copies_commit()]
 
-    def _convert(self, n: UOp) -> None:
+    def _convert(self, n: Value) -> None:
         """Queries and keys to float16, each lane the pieces that it copied itself."""
         emit(at.warp_sync())
         for stream in self._streams()[:-1]:
@@ -237,9 +237,9 @@ class ChunkWarps(Shape):
 
     # -- gates ---------------------------------------------------------------------------------
 
-    def _load_gates(self, n: Value) -> list[UOp]:
+    def _load_gates(self, n: Scalar) -> list[Statement]:
         """The lane's a and b of a chunk."""
-        out, head = list[UOp](), self.place[1]
+        out, head = list[Statement](), self.place[1]
         for name, held in (("a", self.gate_a), ("b", self.gate_b)):
             for i in range(self._lane_tokens):
                 token = (self.first(n) + LANE + i * WARP).min(self.end - 1)
@@ -248,7 +248,7 @@ class ChunkWarps(Shape):
                 out.append(load(held[i].slot, param(name), index, place, dtype=self.dtype))
         return out
 
-    def _gates(self, n: Value) -> None:
+    def _gates(self, n: Scalar) -> None:
         """A chunk's numbers; tokens past its end neither decay nor change anything."""
         gap = gates.softplus(self.gate_a - self.minus_bias)
         log, beta = maximum(gap * self.rate, self.shut), sigmoid(self.gate_b)
@@ -266,7 +266,7 @@ class ChunkWarps(Shape):
             emit(at.sum_f32(last.slot, last.slot, shuffle_from(log[0], 31).slot))
         return shuffle_from(last, 31)
 
-    def _put_gates(self, n: Value, log: Float32, beta: Float32, total: Float32) -> None:
+    def _put_gates(self, n: Scalar, log: Float32, beta: Float32, total: Float32) -> None:
         raised = exp2(log)
         read, pull = raised * self.scale, times(beta, -1.0) * raised
         leave, whole = exp2(total.apply(at.sub_f32, log, n=log.n)), exp2(total)
@@ -276,25 +276,25 @@ class ChunkWarps(Shape):
                 place = self._gate_part(n, which, i)
                 emit(at.st_shared_lanes(place, LANE << 2, 1, held[i].slot))
 
-    def _gate_part(self, n: Value, which: Gate, i: int) -> UOp:
+    def _gate_part(self, n: Scalar, which: Gate, i: int) -> Slot:
         first = which * self.gate_bytes + i * WARP * 4
         return slot(self.gates, self.buffer(n, self.gate_buffers), first, WARP * 4)
 
     # -- tokens and tokens ---------------------------------------------------------------------
 
-    def _row_and_column(self, block: UOp) -> tuple[UOp, UOp]:
+    def _row_and_column(self, block: Value) -> tuple[Value, Value]:
         """Of a block, by its number: two digits in base 4 from a table."""
         rows = sum(i << 2 * n for n, (i, _) in enumerate(self._order))
         columns = sum(j << 2 * n for n, (_, j) in enumerate(self._order))
         return _digit(rows, block), _digit(columns, block)
 
     def token_block(
-        self, storage: UOp, n: UOp, unit: Value, rows: Rows, step: int
-    ) -> tuple[UOp, UOp]:
+        self, storage: Storage, n: Value, unit: Scalar, rows: Rows, step: int
+    ) -> tuple[Slot, Value]:
         """16 dims of 16 tokens of a chunk: where they are, and a lane's part of that."""
         return self.token_rows(storage, n, unit), rows(self.key_pitch) + step * UNIT * ELEMENT
 
-    def _block(self, n: UOp, number: int) -> None:
+    def _block(self, n: Value, number: int) -> None:
         """One 16 x 16 block of K K^T and Q K^T, as what tokens of its rows take from those of its
         columns."""
         r, block = self.r, self.index + number * self.helpers
@@ -313,7 +313,7 @@ class ChunkWarps(Shape):
             self._put_block(n, number, i, j, keys, scores)
 
     def _put_block(
-        self, n: UOp, number: int, i: UOp, j: UOp, keys: Float32, scores: Float32
+        self, n: Value, number: int, i: Value, j: Value, keys: Float32, scores: Float32
     ) -> None:
         """The block as it is for the value head at hand."""
         block = self.index + number * self.helpers
@@ -324,7 +324,7 @@ class ChunkWarps(Shape):
         may_be = self._order[number * self.helpers :][: self.helpers]
         self._put_keys(n, block, i, j, keys, may_be)
 
-    def _decays(self, n: UOp, i: UOp, j: UOp) -> tuple[Float32, Float32]:
+    def _decays(self, n: Value, i: Value, j: Value) -> tuple[Float32, Float32]:
         """2^(G of the row - G of the column), and minus beta of the rows."""
         r, log, beta = self.r, self.gate(n, Gate.LOG), self.gate(n, Gate.BETA)
         rows, betas, gap = r.float32(2), r.float32(2), r.float32(2 * QUAD)
@@ -342,7 +342,7 @@ class ChunkWarps(Shape):
                     emit(at.exp2_f32(gap[first + c], rows[row] - columns[c]))
         return gap, minus
 
-    def _weigh(self, i: UOp, j: UOp, keys: Float32, scores: Float32, minus: Float32) -> None:
+    def _weigh(self, i: Value, j: Value, keys: Float32, scores: Float32, minus: Float32) -> None:
         """Zero where the column is not before the row; keys by minus beta of the rows."""
         for half in range(2):
             for row in range(2):
@@ -355,11 +355,11 @@ class ChunkWarps(Shape):
                     emit(at.hide(scores[first + c], theirs < mine + 1, to=0))
 
     def _put_keys(
-        self, n: UOp, block: UOp, i: UOp, j: UOp, keys: Float32, may_be: list[tuple[int, int]]
+        self, n: Value, block: Value, i: Value, j: Value, keys: Float32, of: list[tuple[int, int]]
     ) -> None:
         """Of one of the blocks that it may be: near where its tokens are solved together."""
         mine, theirs = i // self.solve_units, j // self.solve_units
-        apart = {row // self.solve_units != column // self.solve_units for row, column in may_be}
+        apart = {row // self.solve_units != column // self.solve_units for row, column in of}
         near = traced(self._put_near, i, j, keys)
         if apart == {False}:
             emit(near)
@@ -371,7 +371,9 @@ class ChunkWarps(Shape):
             else [when(mine.eq(theirs), near), when(mine.ne(theirs), terms)]
         )
 
-    def _put_terms(self, storage: UOp, n: UOp, block: UOp, held: Float32, terms: int) -> None:
+    def _put_terms(
+        self, storage: Storage, n: Value, block: Value, held: Float32, terms: int
+    ) -> None:
         """A block in 16 bits, rows by rows."""
         for t, term in enumerate(self.terms(held, terms)):
             for half in range(2):
@@ -380,7 +382,7 @@ class ChunkWarps(Shape):
                     target, source = self.block(storage, n, block, t), term[2 * half + row]
                     emit(at.st_shared_lanes(target, place, 1, source.slot))
 
-    def _put_near(self, i: UOp, j: UOp, keys: Float32) -> None:
+    def _put_near(self, i: Value, j: Value, keys: Float32) -> None:
         """A block in float32, column by column, among those that are solved together."""
         units = self.solve_units
         index = i // units * self.square + i % units * units + j % units
@@ -403,7 +405,7 @@ class ChunkWarps(Shape):
                 offset = (LANE + i * WARP).min(NEAR_BYTES // PIECE - 1) << 4
                 emit(at.st_shared_v4(place, offset, zero))
 
-    def _solve(self, n: UOp, which: UOp) -> None:
+    def _solve(self, n: Value, which: Value) -> None:
         """With N = minus the pulls of a block, (1 - N)^-1 - 1 in float32, a column to each lane.
 
         Column c begins as N's own; then row m, when it is final, is added N[i][m] times to row i.
@@ -424,18 +426,20 @@ class ChunkWarps(Shape):
             self._eliminate(source, base, column, m)
         self._put_solved(n, which * together, together, mine, column)
 
-    def _eliminate(self, source: UOp, base: UOp, column: Float32, m: int) -> None:
+    def _eliminate(self, source: Slot, base: Value, column: Float32, m: int) -> None:
         """Adds a row, times N's column m, to the rows below."""
         for i in range((m + 1) // QUAD * QUAD, column.n, QUAD):
             block = i // UNIT * self.solve_units + m // UNIT
             place = block * NEAR_BYTES + m % UNIT * NEAR_PITCH + i % UNIT * 4
             factor, skip = self.r.float32(QUAD), max(0, m + 1 - i)
-            unread = {"unread": "dst"} if skip else {}
+            unread: dict[str, Any] = {"unread": "dst"} if skip else {}
             emit(at.ld_shared(factor.slot, source, base + place, **unread))
             rest = column[i + skip : i + QUAD].slot
             emit(at.fma_f32(rest, factor[skip:].slot, column[m].slot, rest))
 
-    def _put_solved(self, n: UOp, which: UOp, together: int, mine: UOp, column: Float32) -> None:
+    def _put_solved(
+        self, n: Value, which: Value, together: int, mine: Value, column: Float32
+    ) -> None:
         """The lane's column of blocks `which` and those beside it, in 16 bits."""
         units, size = self.solve_units, column.n
         lane = (mine * units + LANE % size // UNIT) * BLOCK_BYTES + LANE % UNIT * BLOCK_PITCH
@@ -445,11 +449,11 @@ class ChunkWarps(Shape):
                 first = which * self.square + row * units
                 place = self.solved_blocks(n, first, t, together * units)
                 # above the diagonal are zeros, which nobody needs
-                spare = {"unread": "dst"} if row < units - 1 else {}
+                spare: dict[str, Any] = {"unread": "dst"} if row < units - 1 else {}
                 source = term[i // 2 : i // 2 + QUAD].slot
                 emit(at.st_shared_v4(place, lane + i % UNIT * ELEMENT, source, **spare))
 
 
-def _digit(table: int, place: UOp) -> UOp:
+def _digit(table: int, place: Value) -> Value:
     """A digit in base 4."""
     return (const(table) >> (place << 1)) & 3

@@ -13,9 +13,8 @@ from dataclasses import replace
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, const, param, var
-from ptxflow.compiler.ir.statements import KernelInfo, Params, loop, parameters, when
-from ptxflow.compiler.ir.storage import part
+from ptxflow.compiler.ir import KernelInfo, Params, loop, parameters, part, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Slot, Statement, Value, const, param, var
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import ChunkWarps
 from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT, STATE_BYTES
@@ -42,21 +41,21 @@ class Kernel(ChunkWarps):
         self.tiles = range(int(s.row_tiles))
         self.state = [self.r.float32(self.size // 8 * QUAD) for _ in self.tiles]
 
-    def tile_number(self, t: int) -> UOp:
+    def tile_number(self, t: int) -> Value:
         """Of a warp's tile, among those of the CTA."""
         return WARP * len(self.tiles) + t
 
-    def _row(self, t: int) -> UOp:
+    def _row(self, t: int) -> Value:
         """The first row of a tile, of a head's state."""
         return self.place[2] + self.tile_number(t) * UNIT
 
     # -- states --------------------------------------------------------------------------------
 
-    def _state_rows(self, t: int) -> list[tuple[UOp, UOp, Place, dict[str, int]]]:
+    def _state_rows(self, t: int) -> list[tuple[Slot, Value, Place, dict[str, int]]]:
         """Registers, index of the lane's row, 8 x 8 elements, and bytes from the row."""
         sequence, head, _ = self.place
         first = (sequence * self.value_heads + head) * self.size + self._row(t)
-        out = list[tuple[UOp, UOp, Place, dict[str, int]]]()
+        out = list[tuple[Slot, Value, Place, dict[str, int]]]()
         for half in range(2):
             row = first + half * 8
             index = (row + ROW) * self.size + COLUMN
@@ -66,7 +65,7 @@ class Kernel(ChunkWarps):
                 out.append((held, index, (row, n * 8, 8, 8), attrs))
         return out
 
-    def load_state(self) -> list[UOp]:
+    def load_state(self) -> list[Statement]:
         """The state, or zeros where there is none or the sequence has no token."""
         inside = param(PRESENT).ne(0) & (self.begin < self.end)
         return [
@@ -75,7 +74,7 @@ class Kernel(ChunkWarps):
             for held, index, place, attrs in self._state_rows(t)
         ]
 
-    def store_state(self) -> list[UOp]:
+    def store_state(self) -> list[Statement]:
         return [
             store_global("new_state", index, held, place, **attrs)
             for t in self.tiles
@@ -84,7 +83,7 @@ class Kernel(ChunkWarps):
 
     # -- a chunk -------------------------------------------------------------------------------
 
-    def advance(self, n: UOp) -> None:
+    def advance(self, n: Value) -> None:
         """The state and the outputs through chunk n."""
         pull, read = self._multiply_state(n)
         self._differences(n, pull)
@@ -92,7 +91,7 @@ class Kernel(ChunkWarps):
         self._outputs(n, read, updates)
         self._update_state(n, leaving)
 
-    def _multiply_state(self, n: UOp) -> list[list[Float32]]:
+    def _multiply_state(self, n: Value) -> list[list[Float32]]:
         """S K^T and S Q^T, 16 rows by the chunk's tokens of each tile."""
         wide = self.chunk // 8 * QUAD
         out = [[self.r.constant(0.0, wide) for _ in self.tiles] for _ in range(2)]
@@ -113,7 +112,7 @@ class Kernel(ChunkWarps):
         if len(b) > 1:
             emit(mma(sums.slot, [a[0].slot], b[1].slot, self.operand))
 
-    def _factors(self, n: UOp, which: Gate, unit: int) -> list[Float32]:
+    def _factors(self, n: Value, which: Gate, unit: int) -> list[Float32]:
         """A gate of the lane's columns of 16 tokens, two pairs of them."""
         name, lane = f"{which.name.lower()}{unit}_", (LANE & 3) << 3
         pairs = [self.r.float32(2, f"{name}{h}_") for h in range(2)]
@@ -122,7 +121,7 @@ class Kernel(ChunkWarps):
             emit(at.ld_shared(pair.slot, self.gate(n, which), place))
         return pairs
 
-    def _differences(self, n: UOp, pull: list[Float32]) -> None:
+    def _differences(self, n: Value, pull: list[Float32]) -> None:
         """beta (v - 2^G S k), in the place of S k."""
         for unit in range(self.units):
             beta, factor = (self._factors(n, which, unit) for which in (Gate.BETA, Gate.PULL))
@@ -135,7 +134,7 @@ class Kernel(ChunkWarps):
                     sums = self._unit(pull[t], unit)[h * QUAD : (h + 1) * QUAD]
                     emit(at.fma_f32(sums.slot, sums.slot, factor[h].slot, v.slot))
 
-    def _solve_updates(self, n: UOp, pull: list[Float32]) -> tuple[Terms, Terms]:
+    def _solve_updates(self, n: Value, pull: list[Float32]) -> tuple[Terms, Terms]:
         """X^T, block after block, as operands: as it is, and as it counts at the chunk's end."""
         updates, leaving = Terms(), Terms()
         for solve in range(self.solves):
@@ -160,14 +159,14 @@ class Kernel(ChunkWarps):
         """The part of 16 tokens."""
         return sums[unit * 2 * QUAD : (unit + 1) * 2 * QUAD]
 
-    def _add_pulls(self, n: UOp, i: int, j: int, pull: list[Float32], updates: Terms) -> None:
+    def _add_pulls(self, n: Value, i: int, j: int, pull: list[Float32], updates: Terms) -> None:
         """What updates of 16 earlier tokens do to 16 later ones."""
         index, count = self.triangle(i, j), self.solve_parts
         b = [self.handed(n, "pulls", index, p) for p in range(count)]
         for t in self.tiles:
             self._add(self._unit(pull[t], i), updates[t, j][:count], b)
 
-    def _add_solved(self, n: UOp, solve: int, i: int, j: int, right: Terms, solved: Held) -> None:
+    def _add_solved(self, n: Value, solve: int, i: int, j: int, right: Terms, solved: Held) -> None:
         u = self.solve_units
         index = solve * self.square + i % u * u + j % u
         b = [self.handed(n, "solved", index, p) for p in range(self.solve_parts)]
@@ -175,7 +174,7 @@ class Kernel(ChunkWarps):
             self._add(solved[t, i], right[t, j], b)
 
     def _make_updates(
-        self, n: UOp, unit: int, solved: Held, updates: Terms, leaving: Terms
+        self, n: Value, unit: int, solved: Held, updates: Terms, leaving: Terms
     ) -> None:
         """Operands of 16 tokens' updates, as later tokens and the chunk's end need them."""
         leave = self._factors(n, Gate.LEAVE, unit)
@@ -189,7 +188,7 @@ class Kernel(ChunkWarps):
                 emit(at.scale_f32(scaled[some].slot, update[some].slot, leave[h].slot))
             leaving[t, unit] = self.terms(scaled, self.parts)
 
-    def _outputs(self, n: UOp, read: list[Float32], updates: Terms) -> None:
+    def _outputs(self, n: Value, read: list[Float32], updates: Terms) -> None:
         """scale (2^G S q + scores X), rounded once."""
         for i in range(self.units):
             factor, units = self._factors(n, Gate.READ, i), [self._unit(sums, i) for sums in read]
@@ -204,7 +203,7 @@ class Kernel(ChunkWarps):
             for t, sums in enumerate(units):
                 self._store(n, t, i, sums)
 
-    def _store(self, n: UOp, t: int, unit: int, sums: Float32) -> None:
+    def _store(self, n: Value, t: int, unit: int, sums: Float32) -> None:
         """Outputs of 16 tokens: two rows of a token become neighbours, then leave together."""
         head = self.place[1]
         for h in range(2):
@@ -217,7 +216,7 @@ class Kernel(ChunkWarps):
                 attrs = {"element": ELEMENT, "offset": half * 8 * ELEMENT}
                 emit(store_global("output", index, mine.slot, place, token < self.end, **attrs))
 
-    def _update_state(self, n: UOp, leaving: Terms) -> None:
+    def _update_state(self, n: Value, leaving: Terms) -> None:
         """2^G S + X^T K."""
         whole = self.r.float32()
         emit(at.ld_shared(whole.slot, self.gate(n, Gate.TOTAL), LANE << 2))
@@ -237,7 +236,7 @@ class Kernel(ChunkWarps):
     def params(self) -> Params:
         return parameters(f"{TENSORS}: ptr, scale {PRESENT} num_seqs: u32")
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         n, helps, main = var("chunk"), self.mains <= WARP, self.mains > WARP
         turns = self.chunks + self.chunks.min(1)

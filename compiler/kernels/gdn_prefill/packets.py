@@ -7,13 +7,13 @@ each value head of a chunk: blocks as lanes hold them for an MMA, then the array
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import CTAID, LANE, UOp, Value, param, slot, smem
-from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, parameters, when
-from ptxflow.compiler.ir.storage import anywhere
+from ptxflow.compiler.ir import Body, KernelInfo, Params, anywhere, parameters, slot, smem, when
+from ptxflow.compiler.ir.nodes import CTAID, LANE, Scalar, Slot, Statement, Storage, Value, param
 from ptxflow.compiler.kernels.attention.sequences import Search
 from ptxflow.compiler.kernels.gdn_prefill import decisions
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import PIECE, ChunkWarps, Stream
@@ -60,11 +60,11 @@ class Relate(ChunkWarps):
         self.lines = int(decisions.packet_lines(s.fields()))
 
     @property
-    def place(self) -> tuple[UOp, UOp, UOp]:
+    def place(self) -> tuple[Value, Value, Value]:
         return self._sequence, CTAID % self.groups * self.heads_each + self.mine, CTAID * 0
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         unneeded = {self.v}
         return (*(x for x in super().storage if x not in unneeded), *self.search.storage)
 
@@ -75,7 +75,7 @@ class Relate(ChunkWarps):
     def _streams(self) -> list[Stream]:
         return super()._streams()[:2]
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         n = self._place - self.search.place(self.begin, self._sequence)
         body = [
@@ -97,7 +97,7 @@ class Relate(ChunkWarps):
         )
         return replace(first, then=(replace(last, dependent=True),), workspace=workspace)
 
-    def _chunk(self, n: UOp) -> None:
+    def _chunk(self, n: Value) -> None:
         emit(self.ask(n), at.copies_commit())
         for head in range(self.heads_each):
             self.mine, keeper = head, (self.helpers - 1 - head) % self.helpers
@@ -109,14 +109,14 @@ class Relate(ChunkWarps):
         for i in range(self.helpers):
             emit(when(self.index.eq(i), traced(self._lines, n, i)))
 
-    def _lines(self, n: UOp, first: int) -> None:
+    def _lines(self, n: Value, first: int) -> None:
         """A warp's lines of the packets."""
         found = blocks(self)
         for i in range(first, self.lines * self.heads_each, self.helpers):
             self.mine, line = divmod(i, self.lines)
             self._line(n, line, found[line] if line < len(found) else None, len(found))
 
-    def _line(self, n: UOp, i: int, block: Block | None, count: int) -> None:
+    def _line(self, n: Value, i: int, block: Block | None, count: int) -> None:
         """A line of the packet: a block, or numbers of gates, the last of them again at the end."""
         if block:
             held = self.handed(n, *block)
@@ -142,7 +142,7 @@ class Carry(Kernel):
         self._found = {block: i for i, block in enumerate(blocks(self))}
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         return (self.q, self.k, self.v, self.packets, *self.bounds, *self.r.storage)
 
     @property
@@ -153,16 +153,17 @@ class Carry(Kernel):
     def before(self) -> None:
         self._first_copies()
 
-    def relate(self, n: UOp) -> None:
+    def relate(self, n: Value) -> None:
         self._arrived(n, self.stages - 2)
 
-    def ask(self, n: Value) -> list[Body]:
+    def ask(self, n: Scalar) -> list[Body]:
         """Copies of chunk n, and of its packet."""
         sequence, head, _ = self.place
         number = (self.begin // self.chunk + sequence + n) * self.value_heads + head
         out, count = super().ask(n), len(self._found)
         # of the arrays of gates the first is not needed, nor is what fills the last line
-        for first, lines, spare in ((0, count, {}), (count, self.lines - count, {"unread": "dst"})):
+        unread: dict[str, Any] = {"unread": "dst"}
+        for first, lines, spare in ((0, count, {}), (count, self.lines - count, unread)):
             for i in self._rounds(lines):
                 line = self.index + (i * self.helpers + first)
                 copy = at.copy_async(
@@ -177,11 +178,11 @@ class Carry(Kernel):
                 out.append(self._some(i, lines, copy))
         return out
 
-    def handed(self, n: UOp, name: str, index: int, part: int) -> UInt32:
+    def handed(self, n: Value, name: str, index: int, part: int) -> UInt32:
         place = slot(self.packets, n % self.stages, self._found[name, index, part] * LINE, LINE)
         return self.r.of(at.ld_shared, place, LANE << 4, n=QUAD)
 
-    def gate(self, n: UOp, which: Gate) -> UOp:
+    def gate(self, n: Value, which: Gate) -> Slot:
         size = WARP * 4 if which is Gate.TOTAL else self.gate_bytes
         first = len(self._found) * LINE + which * self.gate_bytes
         return slot(self.packets, n % self.stages, first, size)

@@ -12,7 +12,8 @@ from enum import IntEnum
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import CTAID, UOp, Value, frag, param, slot, smem, value_of
+from ptxflow.compiler.ir import frag, slot, smem, value_of
+from ptxflow.compiler.ir.nodes import CTAID, Scalar, Slot, Statement, Storage, Value, param
 from ptxflow.compiler.kernels.gdn_prefill import decisions
 from ptxflow.compiler.kernels.gdn_prefill.decisions import (
     BLOCK_BYTES,
@@ -48,7 +49,7 @@ class Shape:
     """
 
     carries, prefix = True, ""
-    mine: Value = 0
+    mine: Scalar = 0
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         self.problem, self.s, self.device = problem, s, device
@@ -102,7 +103,7 @@ class Shape:
         self.bounds = [frag(self.prefix + name, 1, "b32") for name in ("begin", "end")]
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         pulls = (self.pulls,) if self.far else ()
         shared = (self.q, self.k, self.v, self.gates, self.scores, *pulls, self.solved, self.near)
         return (*shared, *self.bounds, *self.r.storage)
@@ -110,7 +111,7 @@ class Shape:
     # -- the CTA's part ------------------------------------------------------------------------
 
     @property
-    def place(self) -> tuple[UOp, UOp, UOp]:
+    def place(self) -> tuple[Value, Value, Value]:
         """Sequence, value head, and first row of its state."""
         parts = self.slices * self.value_heads
         if self.s.order == "heads":
@@ -119,7 +120,7 @@ class Shape:
             part, sequence = CTAID // param("num_seqs"), CTAID % param("num_seqs")
         return sequence, part // self.slices, part % self.slices * self.rows
 
-    def first(self, n: Value) -> UOp:
+    def first(self, n: Scalar) -> Value:
         """The first token of a chunk."""
         return n * self.chunk + self.begin
 
@@ -127,7 +128,7 @@ class Shape:
         """What it is multiplied as."""
         return x.terms(self.operand, count)
 
-    def find_bounds(self) -> list[UOp]:
+    def find_bounds(self) -> list[Statement]:
         """Where the sequence begins and ends: the low words of two bounds."""
         return [
             load_global(slot(register), "cu_seqlens", self.place[0] + i, element=BOUND_BYTES)
@@ -136,25 +137,25 @@ class Shape:
 
     # -- shared memory -------------------------------------------------------------------------
 
-    def buffer(self, n: Value, count: int) -> Value:
+    def buffer(self, n: Scalar, count: int) -> Scalar:
         """Of so many that are filled in turn, that of a chunk; or that of the head at hand."""
         return n % count if self.carries else self.mine
 
-    def gate(self, n: UOp, which: Gate) -> UOp:
+    def gate(self, n: Value, which: Gate) -> Slot:
         size = decisions.WARP * 4 if which is Gate.TOTAL else self.gate_bytes
         return slot(self.gates, self.buffer(n, self.gate_buffers), which * self.gate_bytes, size)
 
-    def token_rows(self, storage: UOp, n: UOp, unit: Value) -> UOp:
+    def token_rows(self, storage: Storage, n: Value, unit: Scalar) -> Slot:
         """The rows of 16 tokens of a chunk."""
         size = UNIT * (self.value_pitch if storage is self.v else self.key_pitch)
         return slot(storage, n % self.stages, unit * size, size)
 
-    def block(self, storage: UOp, n: UOp, index: Value, part: int = 0) -> UOp:
+    def block(self, storage: Storage, n: Value, index: Scalar, part: int = 0) -> Slot:
         """A 16 x 16 block of scores or pulls; `part`: the first or the second term."""
         first = part * self.blocks * BLOCK_BYTES
         return slot(storage, self.buffer(n, self.buffers), index * BLOCK_BYTES + first, BLOCK_BYTES)
 
-    def solved_blocks(self, n: UOp, index: Value, part: int, count: int = 1) -> UOp:
+    def solved_blocks(self, n: Value, index: Scalar, part: int, count: int = 1) -> Slot:
         """Blocks of the inverse, by columns; those of tokens that are solved at a time together."""
         first = part * self.solves * self.square * BLOCK_BYTES
         return slot(
@@ -164,7 +165,7 @@ class Shape:
             count * BLOCK_BYTES,
         )
 
-    def near_blocks(self, index: Value, count: int = 1) -> UOp:
+    def near_blocks(self, index: Scalar, count: int = 1) -> Slot:
         return slot(self.near, self.mine, index * NEAR_BYTES, count * NEAR_BYTES)
 
     @staticmethod

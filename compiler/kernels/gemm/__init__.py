@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels.gemm import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.problem import SCHEMA
@@ -16,7 +16,7 @@ from ptxflow.compiler.kernels.gemm.wide import WIDE
 FAR = 37  # clusters, of which the last ones have greater numbers than lanes
 
 
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
+def build(p: Problem, s: Strategy, device: Device) -> Statement:
     """The lowered kernel: one builder per tensor-core generation."""
     make = blackwell.Kernel if device.has_tmem else hopper.Kernel
     return make(Tiling(p, s, device), Plain()).build()

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp, const, var
-from ptxflow.compiler.ir.statements import Role, elect, role
-from ptxflow.compiler.ir.storage import slot, tmem
+from ptxflow.compiler.ir import Role, elect, role, slot, tmem
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, Slot, Statement, Value, const, var
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
@@ -51,7 +50,7 @@ class Kernel:
         per_thread = s.tile_m * s.tile_n // (32 * self.warps)
         self.reduction = SplitK(t, self.r, self.warps, per_thread, split_piece(t.device))
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         s, t = self.s, self.t
         bars = [self.ring.full, self.ring.empty, self.done.full]
         if self.reuses:
@@ -78,14 +77,14 @@ class Kernel:
 
     # -- loading -------------------------------------------------------------------------------
 
-    def loading(self, name: str, body: Callable[[UOp, UOp], None]) -> None:
+    def loading(self, name: str, body: Callable[[Value, Value], None]) -> None:
         self.t.each_tile(name, body)
         emit(self.t.drain(self.ring))
 
-    def produce(self, tile: UOp, sequence: UOp) -> None:
+    def produce(self, tile: Value, sequence: Value) -> None:
         self.t.produce(self.ring, tile, sequence)
 
-    def load_and_issue(self, tile: UOp, sequence: UOp) -> None:
+    def load_and_issue(self, tile: Value, sequence: Value) -> None:
         """Not specialised: fill the ring, then refill the stage of step k-1 after issuing k."""
         m0, n0 = self.t.origin(tile)
         fill, k = var("k_fill"), var("k")
@@ -103,7 +102,7 @@ class Kernel:
 
     # -- multiplying ---------------------------------------------------------------------------
 
-    def issue(self, tile: UOp, sequence: UOp) -> None:
+    def issue(self, tile: Value, sequence: Value) -> None:
         k = var("k")
         buffer = self.done.stage(sequence)
         # the fence after the first full stage also orders the MMA after the epilogue's reads
@@ -112,20 +111,20 @@ class Kernel:
             self.step(sequence * self.t.k_trips + k, k, buffer)
         emit(self.commit(slot(self.done.full, buffer), pair_only=True))
 
-    def step(self, use: UOp, k: UOp, buffer: UOp) -> None:
+    def step(self, use: Value, k: Value, buffer: Value) -> None:
         stage = self.ring.stage(use)
         emit(self.ring.wait_full(use), at.tcgen05_fence_after())
         self.mma(stage, k, buffer)
         emit(self.commit(slot(self.ring.empty, stage)))
 
-    def commit(self, bar: UOp, pair_only: bool = False) -> UOp:
+    def commit(self, bar: Slot, pair_only: bool = False) -> Statement:
         """Arrive when the MMAs so far are complete: in both CTAs that wait for them."""
         both = self.t.pair or (self.t.multicast and not pair_only)
         return at.tcgen05_commit(
             bar, cta_group=self.s.cta_group, mask=(1 << self.t.sharers) - 1 if both else 0
         )
 
-    def mma(self, stage: UOp, k: UOp, buffer: UOp) -> None:
+    def mma(self, stage: Value, k: Value, buffer: Value) -> None:
         t, s = self.t, self.s
         for step in range(0, s.tile_k, MMA_K):
             for i in range(self.blocks_m):
@@ -142,12 +141,12 @@ class Kernel:
         self.t.each_tile("e", self.epilogue)
         emit(self.store.drain())
 
-    def sums(self, m0: UOp, n0: UOp, sequence: UOp) -> list[UOp]:
+    def sums(self, m0: Value, n0: Value, sequence: Value) -> list[Statement]:
         """Makes a tile's sums readable; what follows their last read."""
         emit(self.done.wait_full(sequence), at.tcgen05_fence_after())
         return [at.tcgen05_fence_before(), *self._release(self.done.stage(sequence))]
 
-    def epilogue(self, tile: UOp, sequence: UOp) -> None:
+    def epilogue(self, tile: Value, sequence: Value) -> None:
         """Accumulators from TMEM to C; a warp reads the quarter of the lanes it may reach."""
         m0, n0 = self.t.origin(tile)
         buffer = self.done.stage(sequence)
@@ -160,7 +159,7 @@ class Kernel:
             emit(free)
             return
 
-        def fill(column: int, place: UOp) -> None:
+        def fill(column: int, place: Value) -> None:
             wide = self.t.c.swizzle // ELEMENT
             for i in range(blocks):
                 for c in range(0, wide, self.columns):
@@ -171,7 +170,7 @@ class Kernel:
         row0, from_column = m0 + block0 * self.rows, n0 + column0
         self.store.stage(sequence, row0, from_column, columns, fill)
 
-    def _release(self, buffer: UOp) -> list[UOp]:
+    def _release(self, buffer: Value) -> list[Statement]:
         if not self.reuses:
             return []
         bar = slot(self.done.empty, buffer)
@@ -179,7 +178,7 @@ class Kernel:
             at.mbar_arrive_peer(bar, 0, order="release") if self.t.pair else at.mbar_arrive(bar)
         ]
 
-    def _share(self) -> tuple[int, int, UOp, UOp]:
+    def _share(self) -> tuple[int, int, Value, Value]:
         """Row blocks and columns of this warp's warpgroup: how many, and the first of each."""
         group = WARP >> 2
         if self.s.consumers == 1:
@@ -188,7 +187,7 @@ class Kernel:
             return 1, self.s.tile_n, group, const(0)
         return 1, self.s.tile_n // 2, const(0), group * (self.s.tile_n // 2)
 
-    def _read(self, buffer: UOp, block: int, column: int) -> None:
+    def _read(self, buffer: Value, block: int, column: int) -> None:
         """A chunk of columns of a block, counted from the warpgroup's first, to registers."""
         _, _, block0, column0 = self._share()
         first = (block0 + block) * self.s.tile_n + (column0 + column)
@@ -203,7 +202,9 @@ class Kernel:
         """The number of a chunk, of the thread's."""
         return (block * self._share()[1] + column) // self.columns
 
-    def _stage(self, buffer: UOp, m0: UOp, n0: UOp, block: int, column: int, place: UOp) -> None:
+    def _stage(
+        self, buffer: Value, m0: Value, n0: Value, block: int, column: int, place: Value
+    ) -> None:
         """A chunk to the staging buffer."""
         _, _, block0, column0 = self._share()
         self._read(buffer, block, column)
@@ -219,7 +220,7 @@ class Kernel:
             across = (*span(inside, 8), *again)
             emit(at.st_shared_v4(target, chunk, packed[first : first + QUAD], across=across))
 
-    def _write(self, buffer: UOp, block: int, column: int, m0: UOp, n0: UOp) -> None:
+    def _write(self, buffer: Value, block: int, column: int, m0: Value, n0: Value) -> None:
         """A chunk to C, or to the CTA that sums it."""
         _, _, block0, column0 = self._share()
         self._read(buffer, block, column)
@@ -232,11 +233,11 @@ class Kernel:
         for first in range(0, self.acc.n, 8):
             self._eight(row, first_column, first, self.acc[first : first + 8])
 
-    def _fuse(self, values: Float32, m: UOp, n: UOp) -> None:
+    def _fuse(self, values: Float32, m: Value, n: Value) -> None:
         """Accumulators of a chunk at (m, n), or the first of it, in the lanes' own places."""
         self.fused.row(values, m + self._lane_row, n + self._lane_column)
 
-    def _eight(self, m: UOp, n: UOp, first: int, values: Float32) -> None:
+    def _eight(self, m: Value, n: Value, first: int, values: Float32) -> None:
         """Eight accumulators of every lane, from `first` of the chunk at (m, n), to C."""
         if self.t.swapped:  # a lane is a column of C: one element of each of eight rows
             for i, each in enumerate(values):
@@ -252,7 +253,7 @@ class Kernel:
         packed = values.pack(self.t.dtype, self.out[:QUAD])
         emit(self.store.direct(*lane, packed, writes))
 
-    def reduce(self, piece: UOp, values: Float32) -> None:
+    def reduce(self, piece: Value, values: Float32) -> None:
         """Eight summed columns of a K split, to C; `piece` counts a thread's groups of eight."""
         m0, n0 = self.t.origin(self.t.my_cluster)
         _, columns, block0, column0 = self._share()

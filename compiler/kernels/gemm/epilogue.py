@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import WARP, Body, Op, UOp, Value, elect, param, slot, value, when
+from ptxflow.compiler.ir import Body, elect, slot, when
+from ptxflow.compiler.ir.nodes import WARP, Op, Scalar, Slot, Statement, Value, param, value
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT
 from ptxflow.compiler.kernels.gemm.tiling import C, Tiling
 from ptxflow.compiler.tile.values import Float32, Registers, UInt32, emit
@@ -28,10 +29,10 @@ class Plain:
     def __init__(self) -> None:
         self.registers = Registers()
 
-    def fragment(self, values: Float32, m: Value, n: Value) -> None:
+    def fragment(self, values: Float32, m: Scalar, n: Scalar) -> None:
         pass
 
-    def row(self, values: Float32, m: Value, n: Value) -> None:
+    def row(self, values: Float32, m: Scalar, n: Scalar) -> None:
         pass
 
 
@@ -49,11 +50,11 @@ class Store:
 
     def stage(
         self,
-        sequence: UOp,
-        row0: Value,
-        column0: Value,
+        sequence: Value,
+        row0: Scalar,
+        column0: Scalar,
         columns: int,
-        fill: Callable[[int, UOp], None],
+        fill: Callable[[int, Value], None],
     ) -> None:
         """Write `columns` columns of C from (row0, column0), where this warpgroup's part begins.
 
@@ -75,7 +76,7 @@ class Store:
             emit(at.fence_proxy_async(), self._sync())
             emit(self._hand_over(buffer, row0, value(column0) + first))
 
-    def _hand_over(self, buffer: UOp, row0: Value, column0: UOp) -> UOp:
+    def _hand_over(self, buffer: Value, row0: Scalar, column0: Value) -> Statement:
         columns, rows = self.t.c.box
         stores = []
         for box in self.t.c.boxes():
@@ -93,13 +94,13 @@ class Store:
             )
         return elect((WARP & 3).eq(0), *stores, at.bulk_commit())
 
-    def place(self, buffer: UOp, rows: int, row: Value, column: int) -> UOp:
+    def place(self, buffer: Value, rows: int, row: Scalar, column: int) -> Slot:
         """The slot of `rows` rows in the block of the part's column `column`."""
         c = self.t.c
         offset = value(row) * c.swizzle + c.k_block_offset(column % c.cols)
         return slot(self.t.c_smem, buffer, offset, rows * c.swizzle)
 
-    def chunk(self, lane_row: UOp, column: Value) -> UOp:
+    def chunk(self, lane_row: Value, column: Scalar) -> Value:
         """Byte offset of a lane's 16 bytes at `column` of a row, within a slot of 8-row groups.
 
         The chunk index XOR the index of the 128-byte line, of which a block's rows share one.
@@ -114,7 +115,7 @@ class Store:
         """Before the block ends: the TMA must have read what was staged."""
         return elect((WARP & 3).eq(0), at.bulk_wait_read(pending=0)) if self.t.staged else None
 
-    def _sync(self) -> list[UOp]:
+    def _sync(self) -> list[Statement]:
         """The warpgroup meets."""
         groups = range(self.t.s.consumers)
         meet = [at.named_sync(id=STORE_BARRIER + g, threads=WARPGROUP) for g in groups]
@@ -124,18 +125,18 @@ class Store:
 
     # -- direct --------------------------------------------------------------------------------
 
-    def direct(self, row: UOp, column: UOp, registers: UInt32, warp_writes: UOp) -> UOp:
+    def direct(self, row: Value, column: Value, registers: UInt32, warp_writes: Slot) -> Statement:
         """One lane's packed registers to global memory at (row, column), if inside C."""
         where = self._where(row, column)
         return at.st_global(param("C"), *where, warp_writes, registers, element=ELEMENT)
 
-    def narrow(self, row: UOp, column: UOp, register: Float32, warp_writes: UOp) -> UOp:
+    def narrow(self, row: Value, column: Value, register: Float32, warp_writes: Slot) -> Statement:
         """One lane's float32 register, rounded, to one element of C, if inside."""
         where = self._where(row, column)
         dtype = self.t.dtype
         return at.st_global_narrow(param("C"), *where, warp_writes, register, dtype=dtype)
 
-    def _where(self, row: UOp, column: UOp) -> tuple[UOp, UOp]:
+    def _where(self, row: Value, column: Value) -> tuple[Value, Value]:
         """The index of an element of C, and whether it is inside."""
         width = self.t.problem["N"]
         inside = row < param("M")
@@ -145,10 +146,10 @@ class Store:
 
 
 def region(
-    row: Value, column: Value, rows: int, columns: int, count: int = 1, stride: int = 0
-) -> UOp:
+    row: Scalar, column: Scalar, rows: int, columns: int, count: int = 1, stride: int = 0
+) -> Slot:
     """What a warp writes of C, for the validator: `count` rectangles, `stride` columns apart."""
-    return UOp(Op.SLOT, (C, value(row), value(column)), (rows, columns, count, stride))
+    return Slot(Op.SLOT, (C, value(row), value(column)), (rows, columns, count, stride))
 
 
 def span(column: int, columns: int) -> tuple[tuple[int, int], ...]:

@@ -11,9 +11,8 @@ from __future__ import annotations
 from functools import partial
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, var
-from ptxflow.compiler.ir.statements import Body, Role, elect, role
-from ptxflow.compiler.ir.storage import mbar, slot
+from ptxflow.compiler.ir import Body, Role, elect, mbar, role, slot
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Statement, Value, const, var
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
@@ -49,7 +48,7 @@ class Kernel:
         #: the weights of the first stages are loaded while the grids before still run
         self.early = t.problem.chained is not None and "B" in t.problem.chained
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         s, t = self.s, self.t
         late = at.grid_wait() if self.early and s.warp_specialized else None
         consumer = Role("consumer", 0, self.warps, regs=int(consumer_regs(s.fields())))
@@ -67,7 +66,7 @@ class Kernel:
 
     # -- loading -------------------------------------------------------------------------------
 
-    def load_first(self, operand: str, stages: UOp, m0: UOp, n0: UOp) -> None:
+    def load_first(self, operand: str, stages: Value, m0: Value, n0: Value) -> None:
         """The loads of the first stages: of the weights, which come early, or the others."""
         k = var(f"k_first_{operand}")
         with repeat(k, stages):
@@ -86,11 +85,11 @@ class Kernel:
         self.t.each_tile("p", self.produce_tile)
         emit(self.t.drain(self.ring))
 
-    def produce_tile(self, tile: UOp, sequence: UOp) -> None:
+    def produce_tile(self, tile: Value, sequence: Value) -> None:
         begun = self.filled - self.filled.min(sequence * self.s.num_stages) if self.early else 0
         self.t.produce(self.ring, tile, sequence, begun)
 
-    def fill(self, m0: UOp, n0: UOp) -> None:
+    def fill(self, m0: Value, n0: Value) -> None:
         """Not specialised: every stage once, before the first MMA."""
         k, first = var("k_fill"), WARP.eq(0)
         if self.early:
@@ -103,7 +102,7 @@ class Kernel:
         with elected(first), repeat(k, self.filled):
             self.t.load(self.ring, k, k, m0, n0)
 
-    def refill(self, k: UOp, m0: UOp, n0: UOp) -> None:
+    def refill(self, k: Value, m0: Value, n0: Value) -> None:
         """Not specialised: the stage that step k-1 has just released, for step k-1+stages."""
         use = k + (self.s.num_stages - 1)
         with elected(WARP.eq(0) & (use < self.t.k_trips)):
@@ -120,7 +119,7 @@ class Kernel:
             emit(elect(WARP.eq(0), left))
         emit(self.store.drain())
 
-    def multiply(self, tile: UOp, sequence: UOp) -> None:
+    def multiply(self, tile: Value, sequence: Value) -> None:
         m0, n0 = self.t.origin(tile)
         k, loads = var("k"), not self.s.warp_specialized
         use = sequence * self.t.k_trips + k
@@ -142,7 +141,7 @@ class Kernel:
             emit(self.release(sequence * self.t.k_trips + (self.t.k_trips - 1)))
         self.epilogue(m0, n0, own)
 
-    def take_turn(self, own: UOp) -> Body:
+    def take_turn(self, own: Value) -> Body:
         """Where warpgroups alternate: the other one has seen all stages of the tile before.
 
         Two turns behind, the parity of a stage's barrier would tell the wrong phase. The first
@@ -156,15 +155,15 @@ class Kernel:
         hand_on = single(at.mbar_arrive(slot(self.turn, (WARP >> 2) ^ 1)))
         return hand_on if self.turns > 1 else None
 
-    def release(self, use: UOp) -> UOp:
+    def release(self, use: Value) -> Statement:
         return self.ring.release(use, self.t.sharers)
 
-    def first_row(self, block: int) -> Value:
+    def first_row(self, block: int) -> Scalar:
         """First row of a 64-row block of this warp's warpgroup, in the CTA's tile."""
         mine = (WARP >> 2) * self.rows if self.s.consumers > self.turns else const(0)
         return mine + block * MMA_M
 
-    def mma(self, stage: UOp, k: UOp) -> None:
+    def mma(self, stage: Value, k: Value) -> None:
         t = self.t
         for step in range(0, self.s.tile_k, MMA_K):
             for i in range(self.blocks_m):
@@ -181,7 +180,7 @@ class Kernel:
 
     # -- storing -------------------------------------------------------------------------------
 
-    def epilogue(self, m0: UOp, n0: UOp, sequence: UOp) -> None:
+    def epilogue(self, m0: Value, n0: Value, sequence: Value) -> None:
         """Accumulator fragments (PTX ISA 9.7.15.5.1, D of m64nNk16) to C."""
         t, row0 = self.t, m0 + self.first_row(0)
         if t.split:
@@ -196,11 +195,11 @@ class Kernel:
             for i in range(self.blocks_m):
                 self._store_block(i, m0, n0)
 
-    def _warp_row(self, block: int) -> UOp:
+    def _warp_row(self, block: int) -> Value:
         """First of the 16 rows that this warp holds of a 64-row block."""
         return (WARP & 3) * 16 + self.first_row(block)
 
-    def _stage(self, m: UOp, n0: UOp, column: int, buffer: UOp) -> None:
+    def _stage(self, m: Value, n0: Value, column: int, buffer: Value) -> None:
         """A block of columns of this warpgroup's rows into its staging buffer; the warp's begin at
         m, the tile's columns at n0."""
         lane_row, half = LANE & 15, (LANE >> 4) << 3
@@ -216,7 +215,7 @@ class Kernel:
                 packed = values.pack(self.t.dtype, self.out)
                 emit(at.stmatrix_x4(place, chunk, packed, across=span(inside, 16)))
 
-    def _stage_swapped(self, m: UOp, n0: UOp, column: int, buffer: UOp) -> None:
+    def _stage_swapped(self, m: Value, n0: Value, column: int, buffer: Value) -> None:
         """64 columns of C, a block of this warpgroup's rows of the MMA, transposed: a warp has 16
         of them, of all rows of C. The last 16 rows may be in part those before."""
         block, own = column // MMA_M, (WARP & 3) * 16
@@ -230,7 +229,7 @@ class Kernel:
             emit(at.stmatrix_x4(place, chunk, packed, transposed=".trans", across=span(0, 16),
                                 each_warp=16 * ELEMENT))  # fmt: skip
 
-    def _store_block(self, block: int, m0: UOp, n0: UOp) -> None:
+    def _store_block(self, block: int, m0: Value, n0: Value) -> None:
         m = m0 + self._warp_row(block)
         for first in range(0, self.per_mma, QUAD):  # 8 columns, rows r and r + 8
             if first % FUSED == 0:
@@ -238,7 +237,7 @@ class Kernel:
                 self.fused.fragment(together, m, n0 + 2 * first)
             self._store_quad(m, n0 + 2 * first, self.accumulators(block, first, QUAD))
 
-    def _store_quad(self, m: UOp, n: UOp, values: Float32) -> None:
+    def _store_quad(self, m: Value, n: Value, values: Float32) -> None:
         """Four accumulators a thread, 16 x 8 of a warp at (m, n) of the tile's sides, to C."""
         both = values.pack(self.t.dtype, self.out[:2])
         for half, packed in enumerate(both):
@@ -250,7 +249,7 @@ class Kernel:
             lane = row + (LANE >> 2), column + ((LANE & 3) << 1)
             emit(self.store.direct(*lane, packed, region(row, column, 8, 8)))
 
-    def reduce(self, piece: UOp, values: Float32) -> None:
+    def reduce(self, piece: Value, values: Float32) -> None:
         """A summed quad of a K split, to C; `piece` counts the quads of a thread."""
         m0, n0 = self.t.origin(self.t.my_cluster)
         per_block = self.per_mma // QUAD

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, UOp
-from ptxflow.compiler.ir.statements import Body, Role, elect, role, when
-from ptxflow.compiler.ir.storage import mbar, slot
+from ptxflow.compiler.ir import Body, Role, elect, mbar, role, slot, when
+from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, Scalar, Slot, Statement, Value
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.tile.values import Float32, Registers, emit, trace
 
@@ -33,7 +32,7 @@ class SplitK:
         self.storage = (self.arrived,) if t.split else ()
         self.quads = held // QUAD // t.reducers  # of a thread, in the share of one CTA
         self._part_bytes = warps * self.quads * QUAD_BYTES  # that one CTA sends to one that sums
-        self._sums = CTA_RANK < t.reducers  # noqa: SIM300  a UOp compares one way
+        self._sums = CTA_RANK < t.reducers  # noqa: SIM300  a Value compares one way
 
     def begin(self) -> Body:
         """Before the K loop: expect the parts."""
@@ -48,7 +47,7 @@ class SplitK:
             place, mine = self._quad(CTA_RANK, quad), values[i : i + QUAD]
             emit(at.st_async_v4(place, LANE * (QUAD * 4), mine, slot(self.arrived), rank))
 
-    def after(self, store: Callable[[UOp, Float32], None]) -> list[UOp]:
+    def after(self, store: Callable[[Value, Float32], None]) -> list[Statement]:
         """What follows the roles: wait for the parts, then sum pieces and `store(piece, values)`.
 
         No CTA leaves before all that it sent has arrived (CUDA programming guide, distributed
@@ -80,7 +79,7 @@ class SplitK:
             total += self.parts[first : first + self.piece]
         return total
 
-    def _quad(self, sender: UOp | int, quad: int) -> UOp:
+    def _quad(self, sender: Scalar, quad: int) -> Slot:
         """Where a warp's quad from a CTA lies, in the CTA that sums it."""
         offset = sender * self._part_bytes + WARP * (self.quads * QUAD_BYTES) + quad * QUAD_BYTES
         return slot(self.t.partial, 0, offset, QUAD_BYTES)

@@ -13,9 +13,8 @@ from typing import Any
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, UOp, Value, const, param, special, var
-from ptxflow.compiler.ir.statements import KernelInfo
-from ptxflow.compiler.ir.storage import global_tensor, smem
+from ptxflow.compiler.ir import KernelInfo, const, global_tensor, param, smem, special, var
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, Scalar, Statement, Storage, Value
 from ptxflow.compiler.kernels.gemm import decisions
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, SWAPPED_BLOCK, TMA
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
@@ -99,7 +98,7 @@ class Tiling:
         self.k_trips = all_k * (CTA_RANK + 1) // ctas - self.k_first if self.split else all_k
 
     def each_tile(
-        self, name: str, body: Callable[[UOp, UOp], None], first: Value = 0, step: int = 1
+        self, name: str, body: Callable[[Value, Value], None], first: Scalar = 0, step: int = 1
     ) -> None:
         """`body(tile, sequence number)` for every tile of this block, or every `step`-th."""
         if not self.s.persistent:
@@ -109,11 +108,11 @@ class Tiling:
         with repeat(j, self.my_tiles, start=first, step=step):
             body(self.my_cluster + j * self.clusters, j)
 
-    def drain(self, ring: Ring) -> UOp | None:
+    def drain(self, ring: Ring) -> Statement | None:
         """Before a thread that loads ends: peers release stages of this CTA until then."""
         return ring.drain(self.my_tiles * self.k_trips) if self.multicast else None
 
-    def origin(self, tile: UOp) -> tuple[UOp, UOp]:
+    def origin(self, tile: Value) -> tuple[Value, Value]:
         """Where a tile of this CTA begins along the M side and the N side of the MMA."""
         across, down = (
             (self.tiles_m, self.tiles_n) if self.swapped else (self.tiles_n, self.tiles_m)
@@ -152,7 +151,7 @@ class Tiling:
         rows = s.tile_m * s.tile_n * self.at_once // (s.consumers * columns)
         return SmemTile(rows, columns if s.epilogue == TMA else wide, ELEMENT, wide * ELEMENT)
 
-    def info(self, *storage: UOp, **attrs: Any) -> KernelInfo:
+    def info(self, *storage: Storage, **attrs: Any) -> KernelInfo:
         """Of the kernel, with storage before that of operands and of C."""
         staging = (self.c_smem,) if self.staged else ()
         partial = (self.partial,) if self.split else ()
@@ -174,14 +173,14 @@ class Tiling:
         return columns, tile.rows // self.shared_rows(operand)
 
     def load_stage(
-        self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp, only: str = "AB"
-    ) -> list[UOp]:
+        self, ring: Ring, use: Value, k: Value, m0: Value, n0: Value, only: str = "AB"
+    ) -> list[Statement]:
         """The TMA loads of one stage of both operands, or of one."""
         right0 = n0 + CTA_RANK * self.b.rows if self.pair else n0
         left = (self.left, self.a.rows, self.a_smem, m0)
         right = (self.right, self.b.rows, self.b_smem, right0)
         first = (self.k_first + self._in_order(k)) * (self.s.tile_k * self.unit)
-        out = list[UOp]()
+        out = list[Statement]()
         for name, rows, storage, row in (left, right):
             shares, tall = self.shared_rows(name), self.box(name)[1]
             by, mine = at.tma_load, const(0)
@@ -194,13 +193,13 @@ class Tiling:
             out += tiles.load(use, first, [row + mine], tall, mine, by) if name in only else []
         return out
 
-    def load(self, ring: Ring, use: UOp, k: UOp, m0: UOp, n0: UOp) -> None:
+    def load(self, ring: Ring, use: Value, k: Value, m0: Value, n0: Value) -> None:
         """A stage of both operands. A pair's bytes all count on the even CTA's barrier."""
         with where(CTA_RANK.eq(0) if self.pair else None):
             emit(ring.expect(use, self.stage_bytes))
         emit(self.load_stage(ring, use, k, m0, n0))
 
-    def produce(self, ring: Ring, tile: UOp, sequence: UOp, begun: Value = 0) -> None:
+    def produce(self, ring: Ring, tile: Value, sequence: Value, begun: Scalar = 0) -> None:
         """All stages of a tile but those that were loaded before."""
         m0, n0 = self.origin(tile)
         k = var("k_load")
@@ -209,7 +208,7 @@ class Tiling:
             emit(ring.wait_empty(use))
             self.load(ring, use, k, m0, n0)
 
-    def _in_order(self, k: UOp) -> UOp:
+    def _in_order(self, k: Value) -> Value:
         """The step of K that comes at k: clusters begin at the same one, or some steps apart."""
         apart = int(self.s.get("apart", 0))
         return (k + self.my_cluster * apart % self.k_trips) % self.k_trips if apart else k

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Strategy
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import gemm
 from ptxflow.compiler.kernels.gemm import blackwell, hopper
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
@@ -13,7 +13,7 @@ from ptxflow.compiler.kernels.gemm_epilogue.fused import Fused
 from ptxflow.compiler.kernels.gemm_epilogue.problem import SCHEMA, inputs
 
 
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
+def build(p: Problem, s: Strategy, device: Device) -> Statement:
     """The lowered kernel: a GEMM's, of other accumulators."""
     t = Tiling(p, s, device, inputs(p))
     kernel = blackwell.Kernel if device.has_tmem else hopper.Kernel

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, UOp, Value, anywhere, param, value
+from ptxflow.compiler.ir import LANE, Scalar, Value, anywhere, param, value
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
@@ -30,7 +30,7 @@ class Fused(Plain):
 
     # -- where elements are --------------------------------------------------------------------
 
-    def fragment(self, values: Float32, m: Value, n: Value) -> None:
+    def fragment(self, values: Float32, m: Scalar, n: Scalar) -> None:
         """Pairs of neighbours: along a row of C. With the operands swapped the fragment is of C
         transposed, and so are 8 x 8 elements of what is read."""
 
@@ -48,7 +48,7 @@ class Fused(Plain):
 
         self._apply(values, loads)
 
-    def row(self, values: Float32, m: Value, n: Value) -> None:
+    def row(self, values: Float32, m: Scalar, n: Scalar) -> None:
         """16 bytes of a row of C at a time; with swapped operands element by element."""
 
         def loads(name: str, wide: Float32) -> None:
@@ -64,7 +64,7 @@ class Fused(Plain):
 
         self._apply(values, loads)
 
-    def _column(self, name: str, wide: Float32, m: Value, n: Value) -> None:
+    def _column(self, name: str, wide: Float32, m: Scalar, n: Scalar) -> None:
         """Of column m of C, from row n on."""
         column = value(m).min(self.t.problem["N"] - 1)
         count = 1 if name == "bias" else wide.n
@@ -75,15 +75,15 @@ class Fused(Plain):
         for held in wide[count:]:
             held.set(wide[0])
 
-    def _where(self, name: str, row: UOp, column: UOp) -> tuple[UOp, Value]:
+    def _where(self, name: str, row: Value, column: Value) -> tuple[Value, Scalar]:
         """The index of an element of a tensor, and whether it is read."""
         width = self.t.problem["N"]
-        inside: Value = 1 if name == "bias" else row < param("M")
+        inside: Scalar = 1 if name == "bias" else row < param("M")
         if width % self.t.cluster_columns:
             inside = (column < width) if name == "bias" else value(inside) & (column < width)
         return self._index(name, row, column), inside
 
-    def _index(self, name: str, row: UOp, column: UOp) -> UOp:
+    def _index(self, name: str, row: Value, column: Value) -> Value:
         return column if name == "bias" else row * self.t.problem["N"] + column
 
     # -- what becomes of them ------------------------------------------------------------------

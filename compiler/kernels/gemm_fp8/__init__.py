@@ -8,7 +8,7 @@ from math import lcm
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Strategy, Trial, Trials
-from ptxflow.compiler.ir import UOp
+from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import gemm
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
 from ptxflow.compiler.kernels.gemm_fp8 import blackwell, cost, decisions, hopper
@@ -21,7 +21,7 @@ def tiling(p: Problem, s: Strategy, device: Device) -> Tiling:
     return Tiling(words(p), strategy(s, device), device, ("A_scale", "B_scale"), WORD)
 
 
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
+def build(p: Problem, s: Strategy, device: Device) -> Statement:
     """The lowered kernel: one builder per tensor-core generation."""
     make = blackwell.Kernel if device.has_tmem else hopper.Kernel
     return make(tiling(p, s, device)).build()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import gcd
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, WARP, UOp, const, slot, var
+from ptxflow.compiler.ir import LANE, WARP, Statement, Value, const, slot, var
 from ptxflow.compiler.kernels.gemm import blackwell
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
@@ -34,7 +34,7 @@ class Kernel(blackwell.Kernel):
         self.weights = self.r.float32(self.blocks if t.swapped else self.groups)
         self.factor = self.r.float32(self.columns if t.swapped else self.blocks * self.groups)
 
-    def issue(self, tile: UOp, sequence: UOp) -> None:
+    def issue(self, tile: Value, sequence: Value) -> None:
         k = var("k")
         use = sequence * self.t.k_trips + k
         buffer, stage = self.done.stage(use), self.ring.stage(use)
@@ -44,14 +44,14 @@ class Kernel(blackwell.Kernel):
             emit(self.commit(slot(self.ring.empty, stage)))
             emit(self.commit(slot(self.done.full, buffer), pair_only=True))
 
-    def sums(self, m0: UOp, n0: UOp, sequence: UOp) -> list[UOp]:
+    def sums(self, m0: Value, n0: Value, sequence: Value) -> list[Statement]:
         k = var("k_sum")
         emit(at.mov(self.held, 0))
         with repeat(k, self.t.k_trips):
             self.add_block(sequence * self.t.k_trips + k, self.t.k_first + k, m0, n0)
         return []
 
-    def add_block(self, use: UOp, k: UOp, m0: UOp, n0: UOp) -> None:
+    def add_block(self, use: Value, k: Value, m0: Value, n0: Value) -> None:
         """A block's sums, scaled, to those of all."""
         buffer = self.done.stage(use)
         self.load_scales(k, m0, n0)
@@ -76,7 +76,7 @@ class Kernel(blackwell.Kernel):
             emit(at.scale_f32(self.factor, tokens, self.weights[block]))
         emit(at.promote(self._chunk(block, column), self.acc, self.factor, order=order))
 
-    def load_scales(self, k: UOp, m0: UOp, n0: UOp) -> None:
+    def load_scales(self, k: Value, m0: Value, n0: Value) -> None:
         """In a block of K: of a lane's row in each block of 128, and of its columns; with swapped
         sides rows are of B. The products, of all but swapped sides."""
         _, _, block0, column0 = self._share()
@@ -92,6 +92,6 @@ class Kernel(blackwell.Kernel):
             own = self.factor[i * self.groups : (i + 1) * self.groups]
             emit(at.scale_f32(own, self.weights, token))
 
-    def _read(self, buffer: UOp, block: int, column: int) -> None:
+    def _read(self, buffer: Value, block: int, column: int) -> None:
         """What was added up of a chunk."""
         self.acc.set(self._chunk(block, column))

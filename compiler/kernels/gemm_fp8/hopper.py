@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import gcd
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import LANE, UOp, const, param, var
+from ptxflow.compiler.ir import LANE, Value, const, param, var
 from ptxflow.compiler.kernels.gemm import hopper
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
@@ -19,7 +19,7 @@ from ptxflow.compiler.tile.values import Float32, emit, repeat, where
 
 
 def scales(
-    t: Tiling, k: UOp, tokens: Float32, rows: list[UOp], weights: Float32, columns: list[UOp]
+    t: Tiling, k: Value, tokens: Float32, rows: list[Value], weights: Float32, columns: list[Value]
 ) -> None:
     """Loads of scales in block k of K, to registers in turn: A's of rows of C, and B's of the
     blocks around columns of C; behind the last column those of the last."""
@@ -44,7 +44,7 @@ class Kernel(hopper.Kernel):
         self.tokens = self.r.float32(t.s.tile_n // 4 if t.swapped else 2 * self.blocks_m)
         self.weights = self.r.float32(self.blocks_m if t.swapped else t.s.tile_n // self.wide)
 
-    def multiply(self, tile: UOp, sequence: UOp) -> None:
+    def multiply(self, tile: Value, sequence: Value) -> None:
         m0, n0 = self.t.origin(tile)
         k, count = var("k"), self.tokens.n
         use = sequence * self.t.k_trips + k
@@ -63,7 +63,7 @@ class Kernel(hopper.Kernel):
             emit(at.promote(self.acc, self.sums, factor, order=self._order()))
         self.epilogue(m0, n0, sequence)
 
-    def load_scales(self, k: UOp, m0: UOp, n0: UOp) -> None:
+    def load_scales(self, k: Value, m0: Value, n0: Value) -> None:
         """Of a lane's rows and columns of the fragment, in a block of K."""
         blocks = [m0 + self._warp_row(i) for i in range(self.blocks_m)]
         if self.t.swapped:

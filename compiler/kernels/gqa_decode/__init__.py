@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.attention import few, held_of, rows_of, sized, summed
 from ptxflow.compiler.kernels.attention.sequences import SCALE
 from ptxflow.compiler.kernels.gqa_decode import cost, decisions
@@ -30,7 +30,7 @@ def kernel(p: Problem, s: Strategy, device: Device) -> Chunks | Hopper | Blackwe
     return Blackwell(p, s, device) if device.has_tmem else Hopper(p, s, device)
 
 
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
+def build(p: Problem, s: Strategy, device: Device) -> Statement:
     """The lowered kernels: chunks, then what they come to; or one of whole sequences."""
     k = kernel(p, s, device)
     return k.build() if k.entire else program(k.build(), Combine(p, s, device).build())

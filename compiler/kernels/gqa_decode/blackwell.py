@@ -11,9 +11,8 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import WARP, UOp, Value, const, value, var
-from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
-from ptxflow.compiler.ir.storage import mbar, slot, tmem
+from ptxflow.compiler.ir import Body, Role, elect, loop, mbar, role, slot, tmem, when
+from ptxflow.compiler.ir.nodes import WARP, Scalar, Statement, Storage, Value, const, value, var
 from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS, ROWS
 from ptxflow.compiler.kernels.gqa_decode.probs import Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
@@ -38,7 +37,7 @@ class Blackwell(Weights):
         self.weighed = mbar("weighed", 1, GROUP_WARPS)  # its probs are, and sums are read
         self.summed = mbar("summed", 1, 1)  # its products with values are there
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         issuer = GROUP_WARPS + self.stages
         issue = elect(WARP.eq(issuer), loop(var("any"), self.any, self._issue()))
         roles = [
@@ -69,7 +68,7 @@ class Blackwell(Weights):
             loop(t, self.count, following, self._multiply_values(t)),
         ]
 
-    def _multiply_keys(self, t: UOp) -> list[UOp]:
+    def _multiply_keys(self, t: Value) -> list[Statement]:
         """Their place has been read when the tile before the last one was weighed."""
         ring, out = self.rings[KEYS], [self.rings[KEYS].wait_full(t), at.tcgen05_fence_after()]
         for h, i, k, q, more in self.key_products(ring.stage(t)):
@@ -78,7 +77,7 @@ class Blackwell(Weights):
         free = [at.tcgen05_commit(slot(ring.empty, ring.stage(t)))] if self.apart else []
         return [*out, *free, at.tcgen05_commit(slot(self.scored, t & 1))]
 
-    def _multiply_values(self, t: UOp) -> list[UOp]:
+    def _multiply_values(self, t: Value) -> list[Statement]:
         ring = self.rings[VALUES]
         out = [ring.wait_full(t)] if self.apart else []
         out += [at.mbar_wait(slot(self.weighed), t & 1), at.tcgen05_fence_after()]
@@ -99,7 +98,7 @@ class Blackwell(Weights):
         self._add(self.count - 1)
         emit(at.tcgen05_fence_before())
 
-    def _step(self, t: UOp) -> None:
+    def _step(self, t: Value) -> None:
         """Scores to probs; before they take the place of the last ones, what those came to."""
         cleared = self.clear(t)
         emit(at.mbar_wait(slot(self.scored, t & 1), (t >> 1) & 1))
@@ -114,18 +113,18 @@ class Blackwell(Weights):
             emit(when(last, self.rings[VALUES].wait_full(t), cleared))
         emit(at.fence_proxy_async(), at.tcgen05_fence_before(), self._arrive(self.weighed))
 
-    def _take(self, into: Float32, columns: UOp, stage: Value) -> None:
+    def _take(self, into: Float32, columns: Storage, stage: Scalar) -> None:
         """A warp's 16 of every 64 rows, to registers."""
         load = at.tcgen05_ld(into.slot, slot(columns, stage), WARP << 21, shape="16x256b")
         emit(at.tcgen05_fence_after(), load, at.tcgen05_wait_ld())
 
-    def _add(self, t: UOp) -> None:
+    def _add(self, t: Value) -> None:
         """What a tile's probs and values come to, to the sums."""
         emit(at.mbar_wait(slot(self.summed), value(t) & 1))
         added = self.sums.fresh()
         self._take(added, self.added_columns, 0)
         self.sums += added
 
-    def _arrive(self, bar: UOp) -> list[UOp]:
+    def _arrive(self, bar: Storage) -> list[Statement]:
         """A warp's arrival, of all its lanes."""
         return [at.warp_sync(), single(at.mbar_arrive(slot(bar)))]

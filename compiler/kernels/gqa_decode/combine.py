@@ -9,9 +9,8 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, param, var
-from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters, when
-from ptxflow.compiler.ir.storage import slot, smem
+from ptxflow.compiler.ir import KernelInfo, Params, parameters, slot, smem, when
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, Scalar, Slot, Statement, Value, param, var
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.shape import (
     QUAD,
@@ -50,7 +49,7 @@ class Combine(Shape):
         tables = " ".join(self.sequences.tables)
         return parameters(f"{tables} sums stats output lse: ptr, batch_size: u32")
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         group = CTAID if self.split else CTAID * self.warps + WARP
         sequence = group // self.groups_per_sequence
         body = when(sequence < param("batch_size"), traced(self._group, group, sequence))
@@ -60,7 +59,7 @@ class Combine(Shape):
         info = KernelInfo(ENTRY, arch, self.warps, 1, self.params, storage, dependent=late)
         return finish(info, body)
 
-    def _group(self, group: UOp, sequence: UOp) -> None:
+    def _group(self, group: Value, sequence: Value) -> None:
         """All wait before they leave: what is launched next must find all that was written."""
         d = group % self.groups * self.each
         unit = group // self.groups % (self.key_heads * self.columns)
@@ -75,11 +74,11 @@ class Combine(Shape):
             else:
                 emit(write)
 
-    def _add(self, sequence: UOp, unit: UOp, d: UOp) -> None:
+    def _add(self, sequence: Value, unit: Value, d: Value) -> None:
         """All chunks, or the warp's, a few at a time."""
         i, n = var("c_chunk"), self.sequences.chunks
         place = self.sequences.first_place(sequence) + i
-        begin: Value = WARP * self.loads if self.split else 0
+        begin: Scalar = WARP * self.loads if self.split else 0
         step = self.loads * (self.warps if self.split else 1)
         self.total.begin()
         with repeat(i, n, begin, step):
@@ -87,7 +86,7 @@ class Combine(Shape):
                 [self._load(self.unit(place + u, 0, unit), i + u < n, d) for u in range(self.loads)]
             )
 
-    def _load(self, row: UOp, inside: UOp, d: UOp) -> Handed:
+    def _load(self, row: Value, inside: Value, d: Value) -> Handed:
         """What a chunk handed on; nothing where there is none."""
         stats, sums = self.r.float32(QUAD), self.r.float32(QUAD * self.each)
         blocks = [
@@ -103,7 +102,7 @@ class Combine(Shape):
     def _block(sums: Float32, i: int) -> Float32:
         return sums[QUAD * i : QUAD * (i + 1)]
 
-    def _place(self, warp: Value, i: int) -> tuple[UOp, UOp]:
+    def _place(self, warp: Scalar, i: int) -> tuple[Slot, Value]:
         begin = warp * ((1 + self.each) * WARP_BYTES) + i * WARP_BYTES
         return slot(self.handed, 0, begin, WARP_BYTES), LANE << 4
 

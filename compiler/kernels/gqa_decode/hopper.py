@@ -7,7 +7,7 @@ stay in registers.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import Role, UOp, role, var, when
+from ptxflow.compiler.ir import Role, Statement, Value, role, var, when
 from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS
 from ptxflow.compiler.kernels.gqa_decode.probs import MEET, THREADS, Weights
 from ptxflow.compiler.kernels.gqa_decode.tiles import KEYS, VALUES
@@ -19,7 +19,7 @@ from ptxflow.compiler.tile.values import emit, repeat
 class Hopper(Weights):
     """The kernel."""
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         roles = [
             role(Role("multiply", 0, GROUP_WARPS), self.all_tiles(self._multiply)),
             role(Role("produce", GROUP_WARPS, self.stages), self.produce()),
@@ -35,7 +35,7 @@ class Hopper(Weights):
         with repeat(t, self.count):
             self._step(t)
 
-    def _step(self, t: UOp) -> None:
+    def _step(self, t: Value) -> None:
         ring = self.rings[VALUES]
         values = ring.wait_full(t) if self.apart else None
         cleared = self.clear(t)
@@ -49,17 +49,17 @@ class Hopper(Weights):
         self.rescale_sums()
         emit(None if cleared else values, self._multiply_values(t), self._release(VALUES, t))
 
-    def _release(self, name: str, t: UOp) -> UOp:
+    def _release(self, name: str, t: Value) -> Statement:
         return self.rings[name].release(t)
 
-    def _multiply_keys(self, t: UOp) -> list[UOp]:
+    def _multiply_keys(self, t: Value) -> list[Statement]:
         """Scores of a tile."""
         ring, out = self.rings[KEYS], [self.rings[KEYS].wait_full(t), at.wgmma_fence()]
         for h, i, k, q, more in self.key_products(ring.stage(t)):
             out.append(wgmma(self.of_mma(self.scores, h, i).slot, k, q, more, self.dtype))
         return [*out, at.wgmma_commit(), at.wgmma_wait(pending=0)]
 
-    def _multiply_values(self, t: UOp) -> list[UOp]:
+    def _multiply_values(self, t: Value) -> list[Statement]:
         """Adds the tile's values times probs."""
         out = [at.wgmma_fence()]
         for h, d, v, probs, _ in self.value_products(self.rings[VALUES].stage(t)):

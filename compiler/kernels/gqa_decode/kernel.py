@@ -13,9 +13,8 @@ from itertools import product
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, var
-from ptxflow.compiler.ir.statements import when
-from ptxflow.compiler.ir.storage import anywhere, slot, smem
+from ptxflow.compiler.ir import anywhere, const, param, slot, smem, var, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Slot, Statement, Storage, Value
 from ptxflow.compiler.kernels.attention.sequences import Sequences
 from ptxflow.compiler.kernels.gqa_decode.decisions import (
     APART,
@@ -61,7 +60,7 @@ class Ring:
     `pitch`, `bytes`: of a token's row in a tile, and of a tile.
     """
 
-    def __init__(self, shape: Shape, sequences: Sequences, head: UOp):
+    def __init__(self, shape: Shape, sequences: Sequences, head: Value):
         s, f = shape.s, shape.s.fields()
         self.r, self.sequences, self.head = shape.r, sequences, head
         self.tokens, self.key_heads, self.size = sequences.tokens, shape.key_heads, shape.size
@@ -76,7 +75,7 @@ class Ring:
         )
         self._groups = 2 if self.apart else 1  # groups of copies for a tile
 
-    def ask_if(self, t: UOp, tiles: UOp, stage: Value, mark: str, first: UOp) -> None:
+    def ask_if(self, t: Value, tiles: Value, stage: Scalar, mark: str, first: Value) -> None:
         """Asks for tile t. Waits count groups whether there is a tile or not."""
         with where(t < tiles):
             self.ask(stage, mark, first)
@@ -88,7 +87,7 @@ class Ring:
         if self.stages > 1:
             emit([at.copies_commit() for _ in range(self._groups)])
 
-    def _lane_tokens(self, first: UOp) -> list[UOp]:
+    def _lane_tokens(self, first: Value) -> list[Value]:
         """The tokens whose rows this lane finds; past the end the last one again."""
         count = -(-self.tile // WARP_SIZE)
         return [(first + (i * WARP_SIZE + LANE)).min(self.tokens - 1) for i in range(count)]
@@ -97,23 +96,23 @@ class Ring:
         """The page of a lane's token."""
         return self.r.uint32(name=f"page_{mark}_{i}")
 
-    def pages(self, mark: str, first: UOp, unread: bool = False) -> None:
+    def pages(self, mark: str, first: Value, unread: bool = False) -> None:
         """Asks for the pages of a tile."""
         for i, token in enumerate(self._lane_tokens(first)):
             page = self._page(mark, i).slot.src[0]
             emit(self.sequences.page(page, token, first < self.tokens, unread))
 
-    def next_pages(self, first: UOp) -> None:
+    def next_pages(self, first: Value) -> None:
         """Takes over the pages asked for a tile ago, and asks for those of a tile on."""
         for i in range(-(-self.tile // WARP_SIZE)):
             self._page("next", i).set(self._page("ahead", i))
         self.pages("ahead", first, unread=True)
 
-    def buffer(self, storage: UOp, stage: UOp) -> UOp:
+    def buffer(self, storage: Storage, stage: Value) -> Slot:
         """What a warp has of a stage."""
         return slot(storage, stage, WARP * self.bytes, self.bytes)
 
-    def ask(self, stage: Value, mark: str, first: UOp) -> None:
+    def ask(self, stage: Scalar, mark: str, first: Value) -> None:
         """Copies the rows of a tile, 16 bytes a lane: lanes side by side on a token's row."""
         pieces = self.row_bytes // CHUNK  # of a token
         span = min(pieces, WARP_SIZE)  # lanes side by side on a token
@@ -131,10 +130,10 @@ class Ring:
             if self.apart or storage is self.values:
                 emit(at.copies_commit())
 
-    def _rows(self, mark: str, first: UOp, pieces: int) -> list[UOp]:
+    def _rows(self, mark: str, first: Value, pieces: int) -> list[Value]:
         """The rows of the cache that a lane's pieces of a tile come from: each lane finds those of
         its tokens, then hears whose it copies."""
-        rows, out = list[UInt32](), list[UOp]()
+        rows, out = list[UInt32](), list[Value]()
         for i, token in enumerate(self._lane_tokens(first)):
             row = self.sequences.row(self._page(mark, i).value, token)
             rows.append(self.r.uint32(row * self.key_heads + self.head))
@@ -173,7 +172,7 @@ class Chunks(Span):
         # whether a stage of the ring takes more than one tile
         self._goes_on = self.entire or self.tiles > self.stages
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         start = self.start
         body = [*self.find_span(), when(start < self.tokens, traced(self._chunk, start))]
         if self.all_leave:
@@ -183,7 +182,7 @@ class Chunks(Span):
 
     # -- the whole -----------------------------------------------------------------------------
 
-    def _chunk(self, start: UOp) -> None:
+    def _chunk(self, start: Value) -> None:
         """Rows of the first tiles are asked for before anything else, the pages of all at once."""
         stride = self.warps * self.tile
         first = start + self.warp * self.tile
@@ -213,7 +212,7 @@ class Chunks(Span):
             softmax.begin()
         emit(at.mov(self.sums.slot, 0))
 
-    def _step(self, t: UOp, tiles: UOp, first: UOp) -> None:
+    def _step(self, t: Value, tiles: Value, first: Value) -> None:
         """A tile; then the one that takes its place in the ring is asked for."""
         stage, stride, ring = t % self.stages, self.warps * self.tile, self.ring
         again = first + self.stages * stride
@@ -253,7 +252,7 @@ class Chunks(Span):
         return self.sums[u * self.blocks * QUAD : (u + 1) * self.blocks * QUAD]
 
     def _products(
-        self, keys: bool, stage: UOp, operands: Callable[[int, int, int], tuple[Float32, UInt32]]
+        self, keys: bool, stage: Value, operands: Callable[[int, int, int], tuple[Float32, UInt32]]
     ) -> None:
         """Products of a tile's 16 tokens i by 16 dims d with `operands(unit, i, d)`: C, and B."""
         buffer = self.ring.buffer(self.ring.keys if keys else self.ring.values, stage)
@@ -266,7 +265,7 @@ class Chunks(Span):
                 result, b = operands(u, i, d)
                 emit(mma(result.slot, [a.slot], b.slot, self.dtype))
 
-    def _multiply_keys(self, stage: UOp) -> None:
+    def _multiply_keys(self, stage: Value) -> None:
         """Scores in base 2 of a tile, S^T = K Q^T."""
 
         def operands(u: int, i: int, d: int) -> tuple[Float32, UInt32]:
@@ -277,7 +276,7 @@ class Chunks(Span):
         for each in self.scores:
             each *= self.scale
 
-    def _hide(self, first: UOp) -> None:
+    def _hide(self, first: Value) -> None:
         """Scores past the end of the sequence count for nothing."""
         for i in range(self.tile // MMA_TOKENS):
             for half in range(2):
@@ -300,7 +299,7 @@ class Chunks(Span):
                 rounded = probs[2 * j : 2 * j + 2].pack(self.dtype)
                 emit(at.movmatrix(turned[j].slot, rounded.slot))
 
-    def _multiply_values(self, stage: UOp) -> None:
+    def _multiply_values(self, stage: Value) -> None:
         """Adds the tile's V^T P^T."""
 
         def operands(u: int, i: int, d: int) -> tuple[Float32, UInt32]:
@@ -334,13 +333,13 @@ class Chunks(Span):
 
     # -- adding up the warps -------------------------------------------------------------------
 
-    def _handed_sums(self, warp: Value, u: int, d: Value) -> tuple[UOp, UOp]:
+    def _handed_sums(self, warp: Scalar, u: int, d: Scalar) -> tuple[Slot, Value]:
         """Where a warp hands on a block of a unit: in its own ring, which has been read."""
         h, c = self.units[u]
         begin = warp * self.ring.bytes + (d + h * self.blocks) * WARP_BYTES
         return slot((self.ring.keys, self.ring.values)[c], 0, begin, WARP_BYTES), LANE << 4
 
-    def _handed_stats(self, warp: Value, u: int) -> tuple[UOp, UOp]:
+    def _handed_stats(self, warp: Scalar, u: int) -> tuple[Slot, Value]:
         h, c = self.units[u]
         begin = warp * self.ring.bytes + (self.heads * self.blocks * WARP_BYTES + h * STATS_BYTES)
         return slot((self.ring.keys, self.ring.values)[c], 0, begin, STATS_BYTES), (LANE & 3) << 4

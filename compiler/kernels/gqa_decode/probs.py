@@ -14,9 +14,8 @@ from typing import TypeVar
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, param, var
-from ptxflow.compiler.ir.statements import Body, loop, when
-from ptxflow.compiler.ir.storage import anywhere, part, slot, smem
+from ptxflow.compiler.ir import Body, anywhere, loop, part, slot, smem, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Slot, Statement, Value, param, var
 from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS, LINE, MMA_K, ROWS
 from ptxflow.compiler.kernels.gqa_decode.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_decode.shape import QUAD
@@ -75,7 +74,7 @@ class Weights(Tiles):
 
     # -- what is multiplied --------------------------------------------------------------------
 
-    def key_products(self, stage: UOp) -> Iterator[tuple[int, int, Matrix, Matrix, int]]:
+    def key_products(self, stage: Value) -> Iterator[tuple[int, int, Matrix, Matrix, int]]:
         """Of every 64 tokens i of a key head h of a stage: keys and queries, and whether their
         product is added to those before."""
         for h, i in product(range(self.heads), range(self.deep)):
@@ -84,7 +83,7 @@ class Weights(Tiles):
                 k = k_major(self.tile_of, self.buffers[KEYS], stage, dim, first, ROWS)
                 yield h, i, k, k_major(self.query_of, self.queries, h, column), int(column > 0)
 
-    def value_products(self, stage: UOp) -> Iterator[tuple[int, int, Matrix, Matrix, int]]:
+    def value_products(self, stage: Value) -> Iterator[tuple[int, int, Matrix, Matrix, int]]:
         """Of every 64 dims d of a key head h: values and probs, and the same."""
         for h, d in product(range(self.heads), range(self.dims)):
             for k in range(self.tile // MMA_K):
@@ -107,7 +106,7 @@ class Weights(Tiles):
             at.fence_proxy_async(),  # for MMAs, when the warps have met
         ]
 
-    def _query_lines(self, turn: UOp) -> UOp:
+    def _query_lines(self, turn: Value) -> Statement:
         """Four rows of a column block, the turn-th of all key heads'."""
         lines = self.wide // LINES
         group, block = turn % lines, turn // lines % (self.size // WIDE)
@@ -124,7 +123,7 @@ class Weights(Tiles):
             anywhere("q"),
         )
 
-    def all_tiles(self, work: Callable[[], None]) -> list[UOp]:
+    def all_tiles(self, work: Callable[[], None]) -> list[Statement]:
         """The warpgroup's role: what it does where the CTA has a tile; of a cluster that shares a
         sequence those without have sums, too."""
         with trace() as some:
@@ -149,7 +148,9 @@ class Weights(Tiles):
         """Bytes that a warp broadcasts: four lanes have what all rows have in common."""
         return 4 * WORD * self.pairs
 
-    def _places(self, where: Value, warp: Value, values: UOp) -> Iterator[tuple[UOp, UOp, UOp]]:
+    def _places(
+        self, where: Scalar, warp: Scalar, values: Slot
+    ) -> Iterator[tuple[Slot, Value, Slot]]:
         """Slots, a lane's byte there, and its registers."""
         size = 4 * WORD * self._at_once
         for i in range(self.pairs // self._at_once):
@@ -157,7 +158,7 @@ class Weights(Tiles):
             some = part(values, i * self._at_once, self._at_once)
             yield place, (LANE & 3) * (WORD * self._at_once), some
 
-    def everywhere(self, where: Value, own: Float32, by: Reduction) -> Float32:
+    def everywhere(self, where: Scalar, own: Float32, by: Reduction) -> Float32:
         """What all lanes of all warps have together of what each has of its columns."""
         own = by.across(own, ACROSS)
         for place, offset, some in self._places(where, WARP, own.slot):
@@ -183,7 +184,7 @@ class Weights(Tiles):
                     self.pair(out, u).set(by.join(low, high))
         return out
 
-    def update_max(self, t: UOp) -> None:
+    def update_max(self, t: Value) -> None:
         """Scores of a tile to base 2, their maximum with those before, and the factor for what was
         summed with an older one."""
         self.scores *= self.scale
@@ -191,7 +192,7 @@ class Weights(Tiles):
             self._hide(t)
         self.softmax.update_max(self.everywhere(t & 1, self.fold(MAX), MAX))
 
-    def _hide(self, t: UOp) -> None:
+    def _hide(self, t: Value) -> None:
         """Scores past the end of the sequence count for nothing."""
         for i in range(self.deep):
             row = self.first(t) + (WARP * 16 + (LANE >> 2) + i * ROWS)

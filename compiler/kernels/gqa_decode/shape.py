@@ -13,19 +13,8 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import float_bits
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import (
-    CTA_RANK,
-    CTAID,
-    LANE,
-    WARP,
-    Op,
-    UOp,
-    Value,
-    const,
-    param,
-    special,
-    value,
-)
+from ptxflow.compiler.ir import CTA_RANK, CTAID, LANE, WARP, const, param, special, value
+from ptxflow.compiler.ir.nodes import Op, Scalar, Slot, Statement, Storage, Value
 from ptxflow.compiler.ir.statements import KernelInfo, Params, Role, parameters, role, when
 from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import Sequences
@@ -80,26 +69,26 @@ class Shape:
 
     # -- the workspace -------------------------------------------------------------------------
 
-    def unit(self, place: UOp, head: Value, column: Value) -> UOp:
+    def unit(self, place: Value, head: Scalar, column: Scalar) -> Value:
         """The row of the workspace of a unit of a chunk."""
         row = place * self.key_heads + head
         return row * self.columns + column
 
-    def stats_at(self, row: UOp, lane: UOp) -> tuple[UOp, UOp]:
+    def stats_at(self, row: Value, lane: Value) -> tuple[Value, Slot]:
         """Where two maxima and two row sums of a row are: an index of 16 bytes, a region."""
         return row * QUAD + lane, rectangle(global_tensor("stats"), row, 0, 1, STATS)
 
-    def sums_at(self, row: UOp, d: UOp) -> tuple[UOp, UOp]:
+    def sums_at(self, row: Value, d: Value) -> tuple[Value, Slot]:
         """Where a lane's part of a block of sums is."""
         width = LANES * QUAD
         where = rectangle(global_tensor("sums"), row, d * width, 1, width)
         return (row * self.blocks + d) * LANES + LANE, where
 
-    def keep_sums(self, row: UOp, d: UOp, sums: Float32) -> None:
+    def keep_sums(self, row: Value, d: Value, sums: Float32) -> None:
         index, place = self.sums_at(row, d)
         emit(store_global("sums", index, sums.slot, place, element=QUAD_BYTES))
 
-    def keep_stats(self, row: UOp, stats: Float32) -> None:
+    def keep_stats(self, row: Value, stats: Float32) -> None:
         index, place = self.stats_at(row, LANE)
         emit(store_global("stats", index, stats.slot, place, LANE < QUAD, element=QUAD_BYTES))
 
@@ -110,11 +99,11 @@ class Shape:
         """One over the row sums; zero where there is no token."""
         return finite_or_zero(reciprocal(row_sum), row_max)
 
-    def put_output(self, row: UOp, column: UOp, d: UOp, sums: Float32) -> None:
+    def put_output(self, row: Value, column: Value, d: Value, sums: Float32) -> None:
         """A block to the output, eight dims of a head together; `row` is of the key head."""
         first = column * COLUMNS
         mine = first + (LANE >> 2)
-        inside: UOp = value(1) if self.group % COLUMNS == 0 else mine < self.group
+        inside: Value = value(1) if self.group % COLUMNS == 0 else mine < self.group
         for half in range(2):
             moved = sums[2 * half : 2 * half + 2].pack(self.dtype).apply(at.movmatrix)
             at_dim = d * MMA_DIMS + 8 * half
@@ -122,7 +111,7 @@ class Shape:
             place = row + first, at_dim, self.heads_of_unit, 8
             emit(store_global("output", index, moved.slot, place, inside, element=ELEMENT))
 
-    def put_lse(self, row: UOp, column: UOp, row_sum: Float32, row_max: Float32) -> None:
+    def put_lse(self, row: Value, column: Value, row_sum: Float32, row_max: Float32) -> None:
         """log2 of the row sum, plus the maximum: lanes 0 to 3 have two heads each, or the last one
         of the group."""
         first = column * COLUMNS
@@ -167,7 +156,7 @@ class Total:
         """2^(row_max - high); 1 where there is no token yet, so that zeros stay zeros."""
         return exp2(finite_or_zero(row_max - high, high))
 
-    def finish(self, row: UOp, column: UOp, d: UOp) -> None:
+    def finish(self, row: Value, column: Value, d: Value) -> None:
         """To the output: see `put_output`."""
         shape = self.shape
         self.sums *= shape.share(self.row_sum, self.row_max)
@@ -176,7 +165,7 @@ class Total:
         with where(d.eq(0)):
             shape.put_lse(row, column, self.row_sum, self.row_max)
 
-    def hand_on(self, row: UOp, d: UOp) -> None:
+    def hand_on(self, row: Value, d: Value) -> None:
         """To the workspace, as the sums of one token whose score is the lse: all warps of a unit
         divide, and read what one tells."""
         shape = self.shape
@@ -216,7 +205,7 @@ class Span(Shape):
         self.place, share = self._split_ctas()
         sides = self.columns // self.side
         self.head, self.column = share // sides * self.cta_heads, share % sides * self.side
-        self.warp: UOp = WARP  # of those that share tokens, and add up
+        self.warp: Value = WARP  # of those that share tokens, and add up
         if own:
             self.head, self.warp = self.head + WARP * self.heads, const(0)
         self.tokens = self.sequences.tokens
@@ -239,7 +228,7 @@ class Span(Shape):
         left = f"{tables} {between}output lse: ptr, sm_scale batch_size: u32"
         return (*parameters("q: ptr"), *self.caches, *parameters(left))
 
-    def info(self, warps: int, storage: Sequence[UOp]) -> KernelInfo:
+    def info(self, warps: int, storage: Sequence[Storage]) -> KernelInfo:
         """Of a CTA of so many warps, with storage beside registers."""
         found = self.sequences.bounds if self.entire else self.sequences.storage
         storage = (*storage, *self.handed, *found, *self.r.storage)
@@ -247,7 +236,7 @@ class Span(Shape):
 
     # -- which chunk ---------------------------------------------------------------------------
 
-    def _split_ctas(self) -> tuple[UOp, UOp]:
+    def _split_ctas(self) -> tuple[Value, Value]:
         """A CTA's chunk, or a cluster's sequence, and which of its parts."""
         mine = CTAID // self.ctas if self.ctas > 1 else CTAID
         if self.s.order == "heads":
@@ -255,10 +244,10 @@ class Span(Shape):
         places = special("ctas") // (self.parts * self.ctas)
         return mine % places, mine // places
 
-    def _find_start(self) -> UOp:
+    def _find_start(self) -> Value:
         """Which sequence this is, and where in it the CTA begins: a cluster's CTAs have as many
         tiles each."""
-        self.find, self.sequence, self.chunk_start = list[UOp](), self.place, const(0)
+        self.find, self.sequence, self.chunk_start = list[Statement](), self.place, const(0)
         if not self.entire:
             self.find, self.sequence = self.sequences.find(self.place, param("batch_size"))
             own = self.place - self.sequences.first_place(self.sequence)
@@ -272,7 +261,7 @@ class Span(Shape):
         rank = CTA_RANK if self.ctas > 1 else const(0)
         return self.chunk_start + rank * self.most * (step // self.ctas)
 
-    def find_span(self) -> list[UOp]:
+    def find_span(self) -> list[Statement]:
         """Every warp finds the sequence, and its length."""
         return [
             *([at.grid_launch_dependents()] if self.s.dependent else []),
@@ -280,7 +269,7 @@ class Span(Shape):
             *self.sequences.lengths(self.sequence),
         ]
 
-    def query_row(self, h: Value) -> UOp:
+    def query_row(self, h: Scalar) -> Value:
         """The first query head of a key head, of all sequences' query heads."""
         return self.sequence * self.query_heads + (self.head + h) * self.group
 
@@ -302,7 +291,7 @@ class Span(Shape):
         """Of every unit a warp takes as many blocks, others' in between."""
         return range(self.blocks // self.warps)
 
-    def block(self, i: int) -> UOp:
+    def block(self, i: int) -> Value:
         return WARP + i * self.warps if self.warps > 1 else const(i)
 
     def put(self, u: int) -> None:
@@ -333,11 +322,11 @@ class Span(Shape):
 
     # -- of a cluster that shares a sequence --------------------------------------------------
 
-    def handed_sums(self, index: Value) -> tuple[UOp, UOp]:
+    def handed_sums(self, index: Scalar) -> tuple[Slot, Value]:
         """Where a lane's part of a block lies, of all units'."""
         return slot(self.handed[0], 0, value(index) * WARP_BYTES, WARP_BYTES), LANE << 4
 
-    def handed_stats(self, u: Value) -> tuple[UOp, UOp]:
+    def handed_stats(self, u: Scalar) -> tuple[Slot, Value]:
         size = QUAD * QUAD_BYTES
         return slot(self.handed[1], 0, value(u) * size, size), (LANE & 3) << 4
 
@@ -349,7 +338,7 @@ class Span(Shape):
             self.add_probs(u)
             emit(at.st_shared_v4(*self.handed_stats(u), self.all_stats(u).slot))
 
-    def add_up(self) -> list[UOp]:
+    def add_up(self) -> list[Statement]:
         """What follows the roles: every warp adds up some blocks of all CTAs' sums."""
         if self.ctas == 1:
             return []
@@ -363,7 +352,7 @@ class Span(Shape):
         reduce = role(Role("reduce", 0, self.warps), there)
         return [at.cluster_arrive(), at.cluster_wait(), reduce]
 
-    def _add_block_of_all(self, index: UOp) -> None:
+    def _add_block_of_all(self, index: Value) -> None:
         u, d = index // self.blocks, index % self.blocks
         total, held = Total(self), list[Handed]()
         for rank in range(self.ctas):

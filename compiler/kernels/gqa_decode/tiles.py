@@ -14,9 +14,9 @@ from itertools import product
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, Value, param, value, var
+from ptxflow.compiler.ir import anywhere, param, slot, smem, value, var
+from ptxflow.compiler.ir.nodes import LANE, WARP, Op, Scalar, Statement, Storage, Value
 from ptxflow.compiler.ir.statements import Body, elect, loop, parameters, when
-from ptxflow.compiler.ir.storage import anywhere, slot, smem
 from ptxflow.compiler.kernels.gqa_decode import decisions
 from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS, LINE
 from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as LANES
@@ -26,7 +26,7 @@ from ptxflow.compiler.launch import Param, TensorMapParam
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import single
 from ptxflow.compiler.tile.rings import GATHERED, Ring
-from ptxflow.compiler.tile.rings import Tiles as Storage
+from ptxflow.compiler.tile.rings import Tiles as Ringed
 from ptxflow.compiler.tile.values import UInt32, elected, emit, repeat, trace, traced
 
 CHUNK = 16  # bytes that a lane copies, and that the swizzle moves together
@@ -75,23 +75,23 @@ class Tiles(Span):
         every = product((KEYS, VALUES), range(self.fours))
         self.every_told_row = [row for name, j in every for row in self.told_rows(name, j)]
 
-    def tiles_of(self, name: str) -> Storage:
+    def tiles_of(self, name: str) -> Ringed:
         """What a ring holds."""
-        return Storage(name, self.rings[name], self.buffers[name], self.tile_of)
+        return Ringed(name, self.rings[name], self.buffers[name], self.tile_of)
 
     @property
-    def tile_storage(self) -> list[UOp]:
+    def tile_storage(self) -> list[Storage]:
         rings = dict.fromkeys(self.rings.values())
         bars = [bar for ring in rings for bar in (ring.full, ring.empty)]
         return [*bars, self.queries, *self.buffers.values()]
 
     # -- which tiles ---------------------------------------------------------------------------
 
-    def first(self, t: Value) -> UOp:
+    def first(self, t: Scalar) -> Value:
         """The first token of a tile."""
         return self.start + value(t) * self.tile
 
-    def find_span(self) -> list[UOp]:
+    def find_span(self) -> list[Statement]:
         """Every warp finds the sequence, and one has tensor maps brought near."""
         maps = [at.prefetch_map(param(name)) for name, kind in self.caches if kind == "map"]
         near = [elect(WARP.eq(GROUP_WARPS), maps)] if maps else []
@@ -99,7 +99,7 @@ class Tiles(Span):
 
     # -- producers -----------------------------------------------------------------------------
 
-    def produce(self) -> list[UOp]:
+    def produce(self) -> list[Statement]:
         """What a producer does: it fills its stage, turn after turn."""
         t = var("asked")
         fill = self._copy if self.copied else self._load if self.boxed else self._gather
@@ -109,7 +109,7 @@ class Tiles(Span):
             emit(loop(t, self.count, traced(fill, t), start=self.producer, step=self.stages))
         return out
 
-    def _begin(self, name: str, t: UOp) -> list[UOp]:
+    def _begin(self, name: str, t: Value) -> list[Statement]:
         """A stage is free for keys, and for values if they come with them; how many bytes of both
         TMA will bring."""
         if not self.apart and name == VALUES:
@@ -123,11 +123,11 @@ class Tiles(Span):
     def _page(self, i: int) -> UInt32:
         return self.r.uint32(name=f"page_{i}_")
 
-    def _ask_page(self, i: int, token: UOp) -> UOp:
+    def _ask_page(self, i: int, token: Value) -> Statement:
         """Page 0 stands for those past the end."""
         return self.sequences.page(self._page(i).slot.src[0], token, token < self.tokens)
 
-    def _load(self, t: UOp) -> None:
+    def _load(self, t: Value) -> None:
         """Looks up a tile's pages, or the one that it is a part of, then has them brought."""
         first, pages = self.first(t), range(max(self.tile // self.page_size, 1))
         emit([self._ask_page(i, first + i * self.page_size) for i in pages])
@@ -138,7 +138,7 @@ class Tiles(Span):
                 tiles = self.tiles_of(name)
                 emit(self._begin(name, t), tiles.load(t, self.first_column, rows, self.box[1]))
 
-    def _gather(self, t: UOp) -> None:
+    def _gather(self, t: Value) -> None:
         """Four rows at a time, from anywhere: a lane looks up four, and tells the one that asks.
         Rows past the end are negative, and come as zeros."""
         mine = [self.r.uint32() for _ in range(GATHERED)]
@@ -153,9 +153,9 @@ class Tiles(Span):
             with repeat(turn, turns, rolled=True):
                 self._gather_fours(name, t, turn, mine)
 
-    def _gather_fours(self, name: str, t: UOp, turn: UOp, mine: list[UInt32]) -> None:
+    def _gather_fours(self, name: str, t: Value, turn: Value, mine: list[UInt32]) -> None:
         """Some of them, for which lanes tell each other rows together."""
-        asked, column = list[UOp](), self.first_column
+        asked, column = list[Statement](), self.first_column
         if column.op is Op.CONST:  # with columns that ptxas knows it would leave no branch, below
             column += param("batch_size") >> 31  # sequences are fewer than 2^31
         for j in range(self.fours):
@@ -185,20 +185,20 @@ class Tiles(Span):
 
     # -- by lanes ------------------------------------------------------------------------------
 
-    def _lane_token(self, t: Value, i: int) -> UOp:
+    def _lane_token(self, t: Scalar, i: int) -> Value:
         """The i-th token of a tile whose page this lane looks up; past the end the last one."""
         return (self.first(t) + (LANE + i * LANES)).min(self.tokens - 1)
 
     def _next_page(self, i: int) -> UInt32:
         return self.r.uint32(name=f"next_page_{i}_")
 
-    def _ask_pages(self, t: Value) -> list[UOp]:
+    def _ask_pages(self, t: Scalar) -> list[Statement]:
         return [
             self.sequences.page(self._next_page(i).slot.src[0], self._lane_token(t, i), unread=True)
             for i in range(self.tile // LANES)
         ]
 
-    def _copy(self, t: UOp) -> None:
+    def _copy(self, t: Value) -> None:
         """A tile's rows; pages of the next tile are asked for before."""
         rows = [self.r.uint32() for _ in range(self.tile // LANES)]
         for i, row in enumerate(rows):
@@ -219,7 +219,7 @@ class Tiles(Span):
             emit(self.rings[KEYS].landed(t, 1))
         emit(self.rings[VALUES].landed(t, 0))
 
-    def _copy_lines(self, name: str, t: UOp, i: int, rows: UInt32, line: UOp) -> None:
+    def _copy_lines(self, name: str, t: Value, i: int, rows: UInt32, line: Value) -> None:
         """Four rows from a line on, of those of a register: eight lanes to the part of each in a
         column block."""
         row, chunk, own = line + (LANE >> 3), LANE & 7, self.r.uint32()
@@ -236,7 +236,7 @@ class Tiles(Span):
 
     # -- past the end --------------------------------------------------------------------------
 
-    def clear(self, t: UOp) -> list[Body]:
+    def clear(self, t: Value) -> list[Body]:
         """Zeros in place of what is no token's value, of a tile's rows, each warp its part.
 
         A weight of 0 would not do: times what a page may hold, an infinity, it is NaN.

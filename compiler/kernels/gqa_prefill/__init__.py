@@ -16,7 +16,7 @@ from ptxflow.compiler.family import (
     Trials,
     Trip,
 )
-from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.attention import few, rows_of, sized
 from ptxflow.compiler.kernels.gqa_prefill import blackwell, cost, decisions, hopper, merge
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
@@ -36,7 +36,7 @@ def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
     return blackwell.Kernel(p, s, device) if device.has_tmem else hopper.Kernel(p, s, device)
 
 
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
+def build(p: Problem, s: Strategy, device: Device) -> Statement:
     """The lowered kernel, and the one that merges parts of keys."""
     k = kernel(p, s, device)
     return program(k.build(), Merge(p, s, device).build()) if k.cut > 1 else k.build()

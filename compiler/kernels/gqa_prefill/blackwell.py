@@ -14,9 +14,8 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, value, var
-from ptxflow.compiler.ir.statements import Body, Role, elect, loop, role, when
-from ptxflow.compiler.ir.storage import mbar, slot, tmem
+from ptxflow.compiler.ir import LANE, WARP, Body, Role, elect, loop, mbar, role, slot, tmem, when
+from ptxflow.compiler.ir.nodes import Scalar, Slot, Statement, Storage, Value, const, value, var
 from ptxflow.compiler.kernels.gqa_prefill import decisions
 from ptxflow.compiler.kernels.gqa_prefill.block import Block
 from ptxflow.compiler.kernels.gqa_prefill.decisions import MMA_K, TMEM_ROWS
@@ -38,7 +37,7 @@ class Kernel(Block):
     warp_rows = 32
 
     def __init__(self, problem: Problem, strategy: Strategy, device: Device):
-        self.here = list[tuple[UInt32, UOp]]()
+        self.here = list[tuple[UInt32, Value]]()
         super().__init__(problem, strategy, device)
         tiles = self.consumers
         self.softmax = OnlineSoftmax(
@@ -57,13 +56,13 @@ class Kernel(Block):
         self.quarter = (WARP & 3) << 21
 
     @cached_property
-    def rings(self) -> dict[str, tuple[Ring, UOp]]:
+    def rings(self) -> dict[str, tuple[Ring, Storage]]:
         """By "k" and "v": the ring and its buffers. A commit releases a stage."""
         return self.rings_of(1, 1)
 
     # -- which tile ----------------------------------------------------------------------------
 
-    def kept(self, name: str, found: UOp) -> UOp:
+    def kept(self, name: str, found: Value) -> Value:
         self.here.append((self.keep.uint32(name=f"{name}_here"), found))
         return self.here[-1][0].value
 
@@ -73,7 +72,7 @@ class Kernel(Block):
 
     # -- the whole -----------------------------------------------------------------------------
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         fields, warps = self.s.fields(), 4 * self.consumers
         found, sees = self.find(), self.sees
@@ -106,7 +105,7 @@ class Kernel(Block):
         )
         return [when(WARP.eq(first), before, keys), when(WARP.eq(first + 2), values)]
 
-    def gather(self, name: str, step: UOp) -> None:
+    def gather(self, name: str, step: Value) -> None:
         """A stage of a ring, when it is free, four rows at a time. Each lane looks up four, and one
         lane asks for what they tell it."""
         tiles, r, first = self.tiles_of(name), self.keep, self.tile_at(step) * self.tile_kv
@@ -149,7 +148,7 @@ class Kernel(Block):
         for tile in tiles:
             self.multiply_values(tile, self.tiles - 1)
 
-    def multiply_keys(self, tile: int, step: UOp) -> None:
+    def multiply_keys(self, tile: int, step: Value) -> None:
         """Scores of a step: 128 queries by its keys."""
         ring, buffers = self.rings["k"]
         stage, d = ring.stage(step), slot(self.scores, tile)
@@ -161,7 +160,7 @@ class Kernel(Block):
             emit(tcgen05(d, q, k, int(column > 0), TMEM_ROWS, self.dtype))
         self.done(tile, slot(ring.empty, stage), self.scored)
 
-    def multiply_values(self, tile: int, step: UOp) -> None:
+    def multiply_values(self, tile: int, step: Value) -> None:
         """Outputs get the probs of a step times its values; the first step begins them."""
         ring, _ = self.rings["v"]
         stage, d = ring.stage(step), slot(self.outputs, tile)
@@ -175,25 +174,25 @@ class Kernel(Block):
             emit(tcgen05(d, probs, values, go_on, TMEM_ROWS, self.dtype))
         self.done(tile, slot(ring.empty, stage), self.summed)
 
-    def done(self, tile: int, empty: UOp, bar: UOp) -> None:
+    def done(self, tile: int, empty: Slot, bar: Storage) -> None:
         """A stage is free when the last tile of rows has used it, and its products are there."""
         if tile == self.consumers - 1:
             emit(at.tcgen05_commit(empty))
         emit(at.tcgen05_commit(slot(bar, tile)))
 
-    def wait(self, bar: UOp, tile: Value, step: Value) -> list[UOp]:
+    def wait(self, bar: Storage, tile: Scalar, step: Scalar) -> list[Statement]:
         """For a step's phase of a barrier; what comes next may touch tensor memory."""
         return [at.mbar_wait(slot(bar, tile), value(step) & 1), at.tcgen05_fence_after()]
 
     # -- weighing ------------------------------------------------------------------------------
 
     @property
-    def mine(self) -> UOp:
+    def mine(self) -> Value:
         """The warpgroup's tile of rows."""
         return WARP >> 2
 
     @property
-    def row(self) -> UOp:
+    def row(self) -> Value:
         """The lane's row of the block."""
         return WARP * self.warp_rows + LANE
 
@@ -208,7 +207,7 @@ class Kernel(Block):
         emit(self.wait(self.summed, self.mine, self.tiles - 1))
         self.store()
 
-    def weigh_step(self, step: UOp, kind: str) -> None:
+    def weigh_step(self, step: Value, kind: str) -> None:
         softmax, first, masked = self.softmax, kind == "first", kind != "plain"
         scores = self.held
         visible = self.visible(self.row, step)
@@ -228,7 +227,7 @@ class Kernel(Block):
             emit(self.clear(None))
         self.hand_over()
 
-    def take(self, step: UOp) -> None:
+    def take(self, step: Value) -> None:
         """The lane's row of scores to registers."""
         emit(self.wait(self.scored, self.mine, step))
         for first in range(0, self.tile_kv, COLUMNS):
@@ -245,7 +244,7 @@ class Kernel(Block):
             emit(at.tcgen05_st(into, self.packed[first : first + width].slot, self.quarter))
         emit(at.tcgen05_wait_st(), self.publish(self.weighed))
 
-    def some_outputs(self, first: int, factor: Float32) -> tuple[UOp, Float32]:
+    def some_outputs(self, first: int, factor: Float32) -> tuple[Slot, Float32]:
         """Where some columns of the lane's row are, and these times a factor."""
         there, some = slot(self.outputs, self.mine, first, COLUMNS), self.keep.float32(COLUMNS)
         emit(at.tcgen05_ld(some.slot, there, self.quarter, shape="32x32b"), at.tcgen05_wait_ld())
@@ -257,7 +256,7 @@ class Kernel(Block):
             there, scaled = self.some_outputs(first, factor)
             emit(at.tcgen05_st(there, scaled.slot, self.quarter))
 
-    def publish(self, bar: UOp) -> list[UOp]:
+    def publish(self, bar: Storage) -> list[Statement]:
         """A warp's arrival: what it did to tensor memory is done."""
         arrive = single(at.mbar_arrive(slot(bar, self.mine)))
         return [at.tcgen05_fence_before(), at.warp_sync(), arrive]

@@ -19,9 +19,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, value, var
+from ptxflow.compiler.ir import anywhere, const, mbar, param, slot, smem, value, var
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Statement, Storage, Value
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, loop, parameters, when
-from ptxflow.compiler.ir.storage import anywhere, mbar, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import SCALE, WORD
 from ptxflow.compiler.kernels.gqa_prefill.decisions import TILE, TOKEN, boxes, smem_bytes, threads
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import Lines
@@ -59,11 +59,11 @@ class Keys(Work):
         self.first_column = self.kv_head * self.dim  # of the key head, in a row of a cache
 
     @cached_property
-    def rings(self) -> dict[str, tuple[Ring, UOp]]:
+    def rings(self) -> dict[str, tuple[Ring, Storage]]:
         """By "k" and "v": the ring and its buffers. Every consumer warp releases a stage."""
         return self.rings_of(COPIERS if self.gathered else 1, 4 * int(self.s.consumers))
 
-    def rings_of(self, fillers: int, readers: int) -> dict[str, tuple[Ring, UOp]]:
+    def rings_of(self, fillers: int, readers: int) -> dict[str, tuple[Ring, Storage]]:
         stages = int(self.s.stages)
         return {
             name: (
@@ -78,7 +78,7 @@ class Keys(Work):
         return Tiles(name, *self.rings[name], self.tile)
 
     @property
-    def ring_storage(self) -> list[UOp]:
+    def ring_storage(self) -> list[Storage]:
         out = []
         for ring, buffers in self.rings.values():
             out += [ring.full, ring.empty, buffers]
@@ -100,7 +100,7 @@ class Keys(Work):
             self.rings["v"][0].landed(self.tiles - 1, 0),
         ]
 
-    def _look_up(self, step: UOp) -> list[UOp]:
+    def _look_up(self, step: Value) -> list[Statement]:
         """The pages of a step's tile; page 0 stands for those past the sequence's end."""
         first = self.tile_at(step) * self.tile_kv // self.page if self.page else value(0)
         return [self._page(self.page_of(i), first + i) for i in range(self.pages)]
@@ -109,7 +109,7 @@ class Keys(Work):
         """The register with a page."""
         return self.keep.uint32(name=f"page_{number}_")
 
-    def _page(self, held: UInt32, index: UOp) -> UOp:
+    def _page(self, held: UInt32, index: Value) -> Statement:
         """A page of the sequence, by its place among them."""
         first, end = self.kv_first.value, self.kv_end.value
         entry, inside = first + index, first + index < end
@@ -118,14 +118,14 @@ class Keys(Work):
             inside = index < end - first
         return load_global(held.slot, "kv_indices", entry, inside)
 
-    def _fill(self, step: UOp) -> None:
+    def _fill(self, step: Value) -> None:
         """A stage of both rings, when it is free."""
         rows = [self._row(step, i) for i in range(max(self.pages, 1))]
         for tiles in map(self.tiles_of, self.rings):
             fill = tiles.load(step, self.first_column, rows, self.box[1])
             emit(tiles.ring.wait_empty(step), tiles.expect(step), fill)
 
-    def _row(self, step: UOp, box: int) -> UOp:
+    def _row(self, step: Value, box: int) -> Value:
         """The first row of a box, among all tokens or slots of pages."""
         first = self.tile_at(step) * self.tile_kv
         if not self.page:
@@ -134,7 +134,7 @@ class Keys(Work):
 
     # -- filling, row by row -------------------------------------------------------------------
 
-    def _copy(self, step: UOp, warp: UOp) -> None:
+    def _copy(self, step: Value, warp: Value) -> None:
         """A warp copies its part of the rows of keys, then of values, and hands over the tile that
         it began before each. Lanes look up a page, and tell the others."""
         rows = self.tile_kv // COPIERS
@@ -159,7 +159,9 @@ class Keys(Work):
             else:
                 emit(self.rings["k"][0].landed(step, 1))
 
-    def _copy_lines(self, name: str, step: UOp, page: UOp, mine: UOp, first: UOp, row: UOp) -> None:
+    def _copy_lines(
+        self, name: str, step: Value, page: Value, mine: Value, first: Value, row: Value
+    ) -> None:
         """Four rows from a row on, eight lanes to the part of each in a column block; these count
         from row `mine` of the tile, which has token `first`. A lane's page is that of its row."""
         ring, buffers = self.rings[name]
@@ -199,7 +201,7 @@ class Keys(Work):
         cleared = when(WARP < 4, clear, at.fence_proxy_async())
         return [values.ring.wait_full(0), when(keep < self.tile_kv, cleared, meet)]
 
-    def value_rows(self, stage: Value, row: int) -> Matrix:
+    def value_rows(self, stage: Scalar, row: int) -> Matrix:
         """Some rows of values, from the first block of columns to the last one."""
         return rows_along_k(self.tile, self.rings["v"][1], stage, row, 0, self.dim // WIDE)
 
@@ -241,7 +243,7 @@ class Block(Keys, Lines):
             *(parameters(f"{PARTIAL} {PARTIAL}_lse: ptr") if self.cut > 1 else ()),
         )
 
-    def whole(self, found: Body, roles: Sequence[UOp], more: Sequence[UOp]) -> UOp:
+    def whole(self, found: Body, roles: Sequence[Statement], more: Sequence[Storage]) -> Statement:
         """The lowered kernel: `found` is what every warp does first, `more` storage of the roles
         beside queries, keys and registers."""
         storage = (self.q_full, *more, self.q_smem, *self.ring_storage, *self.keep.storage)
@@ -284,11 +286,11 @@ class Block(Keys, Lines):
             dims, strides = (f"{self.heads * self.dim}", "total_q"), (f"{token}",)
         return TensorMapParam("q", self.problem.dtype, dims, strides, box, ROW)
 
-    def load_queries(self) -> UOp:
+    def load_queries(self) -> Statement:
         expect = at.mbar_arrive_expect(slot(self.q_full), bytes=self.q_tile.bytes)
         return elect(value(1), expect, self._whole_boxes() if self.whole_boxes else self._boxes())
 
-    def _whole_boxes(self) -> list[UOp]:
+    def _whole_boxes(self) -> list[Statement]:
         """A column block of the tile each: its tokens, of each some heads."""
         bytes_ = self.rows * ROW
         return [
@@ -303,7 +305,7 @@ class Block(Keys, Lines):
             for column in range(0, self.dim, WIDE)
         ]
 
-    def _boxes(self) -> UOp:
+    def _boxes(self) -> Statement:
         bar, box = slot(self.q_full), var("box")
         bytes_ = self.query_box[1] * ROW
         load = [

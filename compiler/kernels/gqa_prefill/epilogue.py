@@ -7,20 +7,17 @@ whose queries see no key has nothing to read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, slot, when
+from ptxflow.compiler.ir import Body, slot, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Slot, Statement, Storage, Value
 from ptxflow.compiler.kernels.gqa_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gqa_prefill.schedule import PARTIAL, Work
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.softmax import MINUS_INFINITY, OnlineSoftmax
 from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced
-
-if TYPE_CHECKING:
-    from ptxflow.compiler.ir import Value
 
 MEETING = 2  # named barrier of the first warpgroup; others follow
 CHUNK = 16  # bytes that the swizzle moves together
@@ -33,18 +30,18 @@ class Lines(Work):
 
     warp_rows = 16
     q_tile: SmemTile
-    q_smem: UOp
+    q_smem: Storage
 
     @property
     def line(self) -> UInt32:
         """What a lane has of LINES rows."""
         return self.keep.uint32(name="line", width=4)
 
-    def _chunk(self, row: Value, chunk: UOp) -> UOp:
+    def _chunk(self, row: Scalar, chunk: Value) -> Value:
         """Byte of a chunk of a row, from a place whose rows are a multiple of eight."""
         return row * ROW + ((chunk ^ (row & 7)) << 4)
 
-    def _place(self, row: int, rows: int, column: int) -> UOp:
+    def _place(self, row: int, rows: int, column: int) -> Slot:
         """Some of the warp's rows of a column block."""
         first = self.q_tile.k_block_offset(column) + WARP * (self.warp_rows * ROW) + row * ROW
         return slot(self.q_smem, 0, first, rows * ROW)
@@ -60,7 +57,7 @@ class Lines(Work):
         return [when(self.cut_up.eq(0), whole), when(self.cut_up.ne(0), traced(some))]
 
     def store_partial(
-        self, held: Float32, row: UOp, first: Value, rows: int, column: int, lanes: int = 1
+        self, held: Float32, row: Value, first: Scalar, rows: int, column: int, lanes: int = 1
     ) -> None:
         """Neighbours in a lane's row, one of so many from `first` on, whose columns from `column`
         on some lanes share."""
@@ -69,7 +66,9 @@ class Lines(Work):
         place = self.rectangle(PARTIAL, first, rows, column, n * lanes)
         emit(store_global(PARTIAL, index, held.slot, place, self.row_inside(row), 4 * n))
 
-    def store_lse(self, row: UOp, lse: UOp, first: UOp, rows: int, mine: UOp | None = None) -> Body:
+    def store_lse(
+        self, row: Value, lse: Slot, first: Value, rows: int, mine: Value | None = None
+    ) -> Body:
         """Of a lane's row, one of some rows, of those lanes that are to store one."""
         inside = self.row_inside(row) if mine is None else self.row_inside(row) & mine
         place, name = self.rectangle("lse", first, rows, 0, 1), f"{PARTIAL}_lse"
@@ -88,13 +87,13 @@ class Lines(Work):
             for column in range(0, self.dim, WIDE)
         ]
 
-    def _load_line(self, column: int, row: int) -> UOp:
+    def _load_line(self, column: int, row: int) -> Statement:
         """Some rows of a column block: 16 bytes a lane, eight lanes to a row."""
         line, chunk = LANE >> 3, LANE & 7
         at_byte = line * ROW + ((chunk ^ ((line + row) & 7)) << 4)
         return at.ld_shared(self.line, self._place(row, LINES, column), at_byte)
 
-    def _store_line(self, column: int, row: int) -> UOp:
+    def _store_line(self, column: int, row: int) -> Statement:
         """What lanes hold of these rows."""
         line, chunk = LANE >> 3, LANE & 7
         mine = WARP * self.warp_rows + row + line
@@ -151,7 +150,7 @@ class Output(Lines):
                 two = self.output[column // 2 + 2 * half : column // 2 + 2 * half + 2]
                 self.store_partial(two, first + (LANE >> 2), first, 8, column, 4)
 
-    def _store_lse(self, lse: UOp, half: int) -> Body:
+    def _store_lse(self, lse: Slot, half: int) -> Body:
         first = WARP * self.warp_rows + 8 * half
         row = first + (LANE >> 2)
         return self.store_lse(row, lse, first, 8, (LANE & 3).eq(0))

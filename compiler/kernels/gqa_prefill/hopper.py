@@ -13,9 +13,8 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.softmax import ROW
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const, param, var
-from ptxflow.compiler.ir.statements import Role, elect, loop, role
-from ptxflow.compiler.ir.storage import mbar, part, slot
+from ptxflow.compiler.ir import Role, elect, loop, mbar, part, role, slot
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Statement, Value, const, param, var
 from ptxflow.compiler.kernels.gqa_prefill import decisions
 from ptxflow.compiler.kernels.gqa_prefill.block import Block
 from ptxflow.compiler.kernels.gqa_prefill.decisions import MMA_K, WARPGROUP_ROWS
@@ -42,7 +41,7 @@ class Kernel(Block, Output):
 
     # -- the whole -----------------------------------------------------------------------------
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         fields, warps = self.s.fields(), 4 * self.consumers
         maps = [at.prefetch_map(param(name)) for name, kind in self.params if kind == "map"]
@@ -81,7 +80,7 @@ class Kernel(Block, Output):
         emit(self.multiply_values(last), at.wgmma_wait(pending=0), self.release("v", last))
         self.store()
 
-    def overlapped(self, step: UOp, masked: bool) -> None:
+    def overlapped(self, step: Value, masked: bool) -> None:
         """Scores of this step and outputs of the one before go to the tensor core together."""
         emit(self.take_turn(step), self.multiply_keys(step), self.multiply_values(step - 1))
         emit(self.pass_turn(), at.wgmma_wait(pending=1), self.release("k", step))
@@ -95,7 +94,7 @@ class Kernel(Block, Output):
         self.output *= factor
         probs.pack(self.dtype, self.packed)
 
-    def in_order(self, step: UOp, masked: bool) -> None:
+    def in_order(self, step: Value, masked: bool) -> None:
         """The outputs of the step before, then the scores of this one."""
         emit(self.multiply_values(step - 1), at.wgmma_wait(pending=0), self.release("v", step - 1))
         emit(self.multiply_keys(step), at.wgmma_wait(pending=0), self.release("k", step))
@@ -103,7 +102,7 @@ class Kernel(Block, Output):
         self.output *= factor
         probs.pack(self.dtype, self.packed)
 
-    def multiply_keys(self, step: Value) -> list[UOp]:
+    def multiply_keys(self, step: Scalar) -> list[Statement]:
         """Scores of a step: 64 queries by its keys."""
         ring, buffers = self.rings["k"]
         stage, out = ring.stage(step), [ring.wait_full(step), at.wgmma_fence()]
@@ -114,7 +113,7 @@ class Kernel(Block, Output):
             out.append(wgmma(self.scores.slot, q, k, int(column > 0), self.dtype))
         return [*out, at.wgmma_commit()]
 
-    def multiply_values(self, step: UOp) -> list[UOp]:
+    def multiply_values(self, step: Value) -> list[Statement]:
         """Outputs get the probs of a step times its values; the first step begins them."""
         ring, _ = self.rings["v"]
         out = [ring.wait_full(step), at.wgmma_fence()]
@@ -124,7 +123,7 @@ class Kernel(Block, Output):
             out.append(wgmma(self.output.slot, probs, values, go_on, self.dtype))
         return [*out, at.wgmma_commit()]
 
-    def to_probs(self, step: UOp, masked: bool, first: bool = False) -> tuple[Float32, Float32]:
+    def to_probs(self, step: Value, masked: bool, first: bool = False) -> tuple[Float32, Float32]:
         """Probs of a step, and what outputs so far are multiplied by."""
         scores, softmax = self.scores, self.softmax
         if masked:
@@ -142,24 +141,24 @@ class Kernel(Block, Output):
         softmax.add(own, first=True)
         return probs, factor
 
-    def place(self, i: int) -> tuple[UOp, UOp]:
+    def place(self, i: int) -> tuple[Value, Value]:
         """Row and column, in its tile, of a register of scores."""
         row = self.warp_row + (LANE >> 2) + 8 * (i >> 1 & 1)
         return row, ((LANE & 3) << 1) + (8 * (i >> 2) + (i & 1))
 
-    def release(self, name: str, step: Value) -> UOp:
+    def release(self, name: str, step: Scalar) -> Statement:
         return self.rings[name][0].release(step)
 
     # -- turns ---------------------------------------------------------------------------------
 
-    def take_turn(self, step: UOp) -> list[UOp]:
+    def take_turn(self, step: Value) -> list[Statement]:
         """Step n of a warpgroup comes behind step n of the one before it in order."""
         if not self.s.turns:
             return []
         group = WARP >> 2  # a fresh barrier lets the first wait of the first group pass
         return [at.mbar_wait(slot(self.turn, group), (step + group.min(1)) & 1)]
 
-    def pass_turn(self) -> list[UOp]:
+    def pass_turn(self) -> list[Statement]:
         if not self.s.turns:
             return []
         following = ((WARP >> 2) + 1) % self.consumers

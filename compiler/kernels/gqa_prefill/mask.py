@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.ir.nodes import Op, UOp, const
+from ptxflow.compiler.ir.nodes import Op, Value, const
 from ptxflow.compiler.tile import whole
 from ptxflow.compiler.tile.text import Body, Language, Refused
 from ptxflow.compiler.tile.whole import FUNCTIONS, OPERATORS, TOKENS, Span, Truth, span
@@ -50,7 +50,7 @@ class Mask:
         found = LANGUAGE.evaluate(self.body, held, int, whole.MEANS)
         return np.broadcast_to(found, np.broadcast_shapes(np.shape(q), np.shape(k)))
 
-    def condition(self, given: Mapping[str, UOp]) -> UOp:
+    def condition(self, given: Mapping[str, Value]) -> Value:
         """The same in a kernel, of its values. Raises Refused where it is always so, or never."""
         found: Truth = LANGUAGE.evaluate(self.body, given, const, whole.VALUES)
         if found.yes.op is Op.CONST:

@@ -5,7 +5,7 @@ parts, each weighted by its log-sum-exp. Tiles of one part are done.
 from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, const, var
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, Scalar, Statement, Value, const, var
 from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters, when
 from ptxflow.compiler.kernels.gqa_prefill.schedule import PARTIAL, SEQUENCES, Work
 from ptxflow.compiler.launch import Launch, launch_of
@@ -34,7 +34,7 @@ class Merge(Work):
 
     prefix = "m_"
 
-    def _given(self, numbers: UOp) -> tuple[UOp, UOp, UOp]:
+    def _given(self, numbers: Value) -> tuple[Value, Value, Value]:
         return CTAID // self.units, CTAID % self.units, const(0)
 
     @property
@@ -51,7 +51,7 @@ class Merge(Work):
     def launch(self) -> Launch:
         return launch_of(ENTRY, self.blocks, WARPS, self.params, SEQUENCES, dependent=True)
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel. All wait, as what is launched next must find all that was written."""
         rows = when(self.cut_up.ne(0), traced(self.merge))
         body = [*self.find(), at.grid_wait(), rows]
@@ -65,7 +65,7 @@ class Merge(Work):
         with repeat(turn, self.rows // together, rolled=True):
             self._rows(turn * together + WARP * self.at_once)
 
-    def _rows(self, first: UOp) -> None:
+    def _rows(self, first: Value) -> None:
         """Some rows from one on, a lane 8 columns of one; parts that see none of its keys, and what
         is past the last part, have no weight."""
         r, lanes = self.keep, self.dim // WIDE
@@ -103,7 +103,7 @@ class Merge(Work):
         return out, total, high
 
     def _store(
-        self, row: UOp, first: Value, chunk: UOp, inside: UOp, output: Float32, lse: Float32
+        self, row: Value, first: Scalar, chunk: Value, inside: Value, output: Float32, lse: Float32
     ) -> None:
         index, rows = self.index(row), self.at_once
         place = self.rectangle("output", first, rows, 0, self.dim)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ptxflow.compiler.ir.nodes import UOp, const
+from ptxflow.compiler.ir.nodes import Value, const
 from ptxflow.compiler.tile import whole
 from ptxflow.compiler.tile.text import Body, Language, Refused
 from ptxflow.compiler.tile.whole import FUNCTIONS, NUMBERS, TOKENS, Span, span
@@ -54,8 +54,8 @@ class PageMap:
         held = {"page": page, "pages": pages}
         return LANGUAGE.evaluate(self.body, held, int, whole.MEANS)
 
-    def place(self, sequence: UOp, page: UOp, pages: UOp) -> UOp:
+    def place(self, sequence: Value, page: Value, pages: Value) -> Value:
         """The same in a kernel, in the whole table."""
         held = {"page": page, "pages": pages}
-        found: UOp = LANGUAGE.evaluate(self.body, held, const, whole.VALUES)
+        found: Value = LANGUAGE.evaluate(self.body, held, const, whole.VALUES)
         return sequence * self.width + found

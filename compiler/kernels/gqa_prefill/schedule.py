@@ -13,9 +13,8 @@ from collections.abc import Callable
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, Op, UOp, Value, const, param, value, var
-from ptxflow.compiler.ir.statements import Body, loop
-from ptxflow.compiler.ir.storage import global_tensor
+from ptxflow.compiler.ir import Body, const, global_tensor, loop, param, value, var
+from ptxflow.compiler.ir.nodes import CTAID, LANE, Op, Scalar, Slot, Statement, Value
 from ptxflow.compiler.kernels.attention.sequences import load_index
 from ptxflow.compiler.kernels.gqa_prefill.decisions import HEADS, tile_rows
 from ptxflow.compiler.kernels.gqa_prefill.mask import Mask
@@ -70,7 +69,7 @@ class Work:
 
     def _tile(self) -> None:
         """Which tile of queries: of which heads, where neighbours share keys, and which tokens."""
-        numbers: UOp = param("total_q") // self.tokens + param("sequences")  # of tiles
+        numbers: Value = param("total_q") // self.tokens + param("sequences")  # of tiles
         block, unit, part = self._given(numbers)
         # the last tiles of sequences see the most keys, and come first
         self._number = numbers - 1 - block
@@ -84,7 +83,7 @@ class Work:
         self.part = self.kept("part", part) if self.cut > 1 else part
         self.kv_head = self.first_head // (self.heads // self.kv_heads)
 
-    def _given(self, numbers: UOp) -> tuple[UOp, UOp, UOp]:
+    def _given(self, numbers: Value) -> tuple[Value, Value, Value]:
         """Which tile, which heads and which part of the keys the block has."""
         first, cut = self.s.order == HEADS, self.cut
         inner, outer = (
@@ -128,7 +127,7 @@ class Work:
         self.sees = self.sees * self.tiles.min(1)
         self.fully_masked = self.fully_masked * (1 - self.part.min(1))
 
-    def kept(self, name: str, found: UOp) -> UOp:
+    def kept(self, name: str, found: Value) -> Value:
         """What every warp uses of what it finds: worked out anew each time."""
         return found
 
@@ -172,26 +171,26 @@ class Work:
             self._word(self.last, "kv_last_page_len", after - 1) if self.page > 1 else None,
         ]
 
-    def _word(self, held: UInt32, tensor: str, index: UOp, inside: Value = 1) -> UOp:
+    def _word(self, held: UInt32, tensor: str, index: Value, inside: Scalar = 1) -> Statement:
         return load_index(held.slot.src[0], tensor, index, inside)
 
     # -- which keys ----------------------------------------------------------------------------
 
-    def seen(self, end: UOp) -> UOp:
+    def seen(self, end: Value) -> Value:
         """How many keys the queries of the sequence before `end` see: at least 0."""
         return end + self.keys - (end + self.keys).min(self.queries)
 
-    def tile_at(self, step: Value) -> UOp:
+    def tile_at(self, step: Scalar) -> Value:
         """The tile of keys of a step: the last one comes first, as only it needs a mask."""
         return self.end - 1 - value(step)
 
-    def visible(self, row: Value, step: Value) -> UOp:
+    def visible(self, row: Scalar, step: Scalar) -> Value:
         """How many keys of a step's tile a row sees, signed."""
         token = self.first_token + value(row) // self.share
         return token + 1 + self.keys - self.queries - self.tile_at(step) * self.tile_kv
 
     def hide(
-        self, scores: Float32, step: Value, place: Callable[[int], tuple[Value, Value]]
+        self, scores: Float32, step: Scalar, place: Callable[[int], tuple[Scalar, Scalar]]
     ) -> Float32:
         """Scores of a step, by the `place` (row, column) of each in its tile: minus infinity where
         the mask hides them."""
@@ -208,20 +207,20 @@ class Work:
 
     # -- places in global memory ---------------------------------------------------------------
 
-    def row_inside(self, row: Value) -> UOp:
+    def row_inside(self, row: Scalar) -> Value:
         """Whether a row of the tile has a query."""
         return self.first_token + value(row) // self.share < self.queries
 
-    def index(self, row: Value) -> UOp:
+    def index(self, row: Scalar) -> Value:
         """Of a row of the tile among the rows (token, head) of q, output and lse."""
         token, head = value(row) // self.share, value(row) % self.share
         return (self.first_row + token) * self.heads + self.first_head + head
 
-    def partial_index(self, row: Value) -> UOp:
+    def partial_index(self, row: Scalar) -> Value:
         """Of a row of the tile among those of all parts."""
         return self.part * param("total_q") * self.heads + self.index(row)
 
-    def rectangle(self, tensor: str, row: Value, rows: int, column: int, columns: int) -> UOp:
+    def rectangle(self, tensor: str, row: Scalar, rows: int, column: int, columns: int) -> Slot:
         """`rows` rows of the tile from `row` on, for the validator: tokens by heads.
 
         A multiple or a divisor of the heads that share a tile.
@@ -233,11 +232,11 @@ class Work:
             token = self.part * param("total_q") + token
         at_column = (self.first_head + head) * width + column
         place = (global_tensor(tensor), token, at_column)
-        return UOp(Op.SLOT, place, (tokens, columns, heads, width))
+        return Slot(Op.SLOT, place, (tokens, columns, heads, width))
 
     # -- where queries come from ---------------------------------------------------------------
 
-    def query_origin(self, box: UOp, column: int) -> tuple[UOp, UOp]:
+    def query_origin(self, box: Value, column: int) -> tuple[Value, Value]:
         """Coordinates of a box of queries."""
         if self.share == 1:
             return self.first_head * self.dim + column, self.first_row

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp, program
+from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.attention import UNLIKE, held_of, rows_of, sized, summed
 from ptxflow.compiler.kernels.mla import cost, decisions
 from ptxflow.compiler.kernels.mla.attend import Attend
@@ -44,7 +44,7 @@ def combine(p: Problem, s: Strategy, device: Device) -> Combine:
     return (CombineParts if s.family == PREFILL else Combine)(p, s, device)
 
 
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
+def build(p: Problem, s: Strategy, device: Device) -> Statement:
     """The lowered kernel, and the one that adds chunks or parts up where there are some."""
     k = kernel(p, s, device)
     return program(k.build(), combine(p, s, device).build()) if k.split else k.build()

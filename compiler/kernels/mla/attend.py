@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, Op, UOp, Value, const, param, value, var
+from ptxflow.compiler.ir import anywhere, const, param, slot, value, var
+from ptxflow.compiler.ir.nodes import LANE, WARP, Op, Scalar, Statement, Storage, Value
 from ptxflow.compiler.ir.statements import KernelInfo, Role, role, when
-from ptxflow.compiler.ir.storage import anywhere, slot
 from ptxflow.compiler.kernels.mla.decisions import GATHER_REGS, MULTIPLY_REGS, SPLIT
 from ptxflow.compiler.kernels.mla.kernel import Multiplier
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
@@ -28,22 +28,24 @@ class Part:
     """The rows of a tensor, and where they go: a lane copies 16 bytes at a time."""
 
     name: str
-    storage: UOp
+    storage: Storage
     pitch: int  # bytes from a row in shared memory to the next
     chunks: int  # of 16 bytes in a row, a power of two
     prefetch: int = 0  # bytes that L2 brings at once, of rows that may not be there
 
-    def of(self, i: int) -> tuple[UOp, UOp]:
+    def of(self, i: int) -> tuple[Value, Value]:
         """Row and chunk of what a lane copies with its instruction i."""
         row, chunk = self._of_lane()
         return row + i * LANES // self.chunks, chunk + i * LANES % self.chunks
 
-    def _of_lane(self) -> tuple[UOp, UOp]:
+    def _of_lane(self) -> tuple[Value, Value]:
         if self.chunks >= LANES:
             return const(0), LANE
         return LANE // self.chunks, LANE % self.chunks
 
-    def copy(self, i: int, stage: Value, first: Value, index: UOp, there: UOp | None) -> UOp:
+    def copy(
+        self, i: int, stage: Scalar, first: Scalar, index: Value, there: Value | None
+    ) -> Statement:
         """Instruction i of those that copy the rows from `first` on; `index` counts chunks. Where
         it says whether a row is `there`, zeros take the place of those that are not."""
         rows, pieces = max(1, LANES // self.chunks), max(1, self.chunks // LANES)
@@ -76,7 +78,7 @@ class Attend(Multiplier):
         """Where rows are, for the role whose registers have this prefix."""
         return Work(self, prefix)
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         find, span = self.work.find()
         seek, asked = self.asking.find()
@@ -112,22 +114,22 @@ class Attend(Multiplier):
             with repeat(t, span.tiles, rolled=True):
                 self._ask(span, t)
 
-    def _ask_page(self, span: Span, t: UOp) -> None:
+    def _ask_page(self, span: Span, t: Value) -> None:
         """The page of a row of the warp in a tile, a lane each."""
         token = self._token(span, t, LANE & (self.share - 1))
         table, index = self.asking.entry(span, token)
         emit(load_global(self.next_page.slot, table, index, unread="dst"))
 
-    def _token(self, span: Span, t: UOp, row: UOp) -> UOp:
+    def _token(self, span: Span, t: Value, row: Value) -> Value:
         return self.asking.token(span, t, self.helper * self.share + row)
 
-    def _ask(self, span: Span, t: UOp) -> None:
+    def _ask(self, span: Span, t: Value) -> None:
         stage, token = self.ring.stage(t), self._token(span, t, LANE & (self.share - 1))
         self.page.set(self.next_page)
         mine = self.r.uint32(self.asking.row(self.page.value, token))
         self._ask_page(span, t + 1)
         emit(self.ring.wait_empty(t))
-        found = dict[UOp, UOp]()  # rows in the cache, by the row of the warp
+        found = dict[Value, Value]()  # rows in the cache, by the row of the warp
         for part in self.parts_of_tokens():
             for i in range(self.share * part.chunks // LANES):
                 number, chunk = part.of(i)
@@ -143,7 +145,7 @@ class Attend(Multiplier):
     def parts_of_tokens(self) -> list[Part]:
         return self._parts("ckv_cache kpe_cache", self.latents, self.ropes)
 
-    def _parts(self, names: str, latents: UOp, ropes: UOp) -> list[Part]:
+    def _parts(self, names: str, latents: Storage, ropes: Storage) -> list[Part]:
         latent, rope = names.split()
         return [
             Part(latent, latents, self.latent_pitch, self.latent * ELEMENT // CHUNK),

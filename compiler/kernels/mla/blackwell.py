@@ -12,9 +12,8 @@ from itertools import product
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, const
-from ptxflow.compiler.ir.statements import Body, elect, when
-from ptxflow.compiler.ir.storage import mbar, slot, smem, tmem
+from ptxflow.compiler.ir import Body, elect, mbar, slot, smem, tmem, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Slot, Statement, Storage, Value, const
 from ptxflow.compiler.kernels.mla.attend import Attend
 from ptxflow.compiler.kernels.mla.decisions import MMA_COLUMNS, MMA_DIMS
 from ptxflow.compiler.kernels.mla.hopper_decisions import CONSUMER_REGS, COPIER_REGS, LINE, ROWS
@@ -50,7 +49,7 @@ class Blackwell(Attend, Parts):
         self.quarter = self.row << 21  # the lanes of tensor memory that a warp reaches
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         handed = (self.highs, self.factors, self.row_maxima, self.probs, self.scored, self.summed)
         memory = (self.score_columns, self.added_columns)
         return (*self.tokens_and_queries, *handed, *memory, *self.copier.r.storage, *self.r.storage)
@@ -69,9 +68,9 @@ class Blackwell(Attend, Parts):
         emit(at.copies_wait(pending=0), at.fence_proxy_async(), self._meet())
         emit(elect(WARP.eq(0), self._multiply_keys(const(0))))
 
-    def _multiply_keys(self, t: UOp) -> list[UOp]:
+    def _multiply_keys(self, t: Value) -> list[Statement]:
         """One thread's: scores of a tile. Those before it have been read."""
-        out = list[UOp]()
+        out = list[Statement]()
         for number, each in enumerate(self.parts):
             stage = each.ring.stage(t)
             out += [each.ring.wait_full(t), at.tcgen05_fence_after()]
@@ -84,7 +83,7 @@ class Blackwell(Attend, Parts):
         free = slot(self.rotary.ring.empty, self.rotary.ring.stage(t))
         return [*out, at.tcgen05_commit(free), at.tcgen05_commit(slot(self.scored))]
 
-    def _multiply_values(self, t: UOp) -> list[UOp]:
+    def _multiply_values(self, t: Value) -> list[Statement]:
         """One thread's: a tile's values by its probs."""
         (each,) = self.latent_parts
         out, stage = [at.tcgen05_fence_after()], each.ring.stage(t)
@@ -99,11 +98,11 @@ class Blackwell(Attend, Parts):
 
     # -- between -------------------------------------------------------------------------------
 
-    def _load(self, into: Float32, columns: UOp, lane: UOp) -> None:
+    def _load(self, into: Float32, columns: Slot, lane: Value) -> None:
         """16 rows of tensor memory to registers."""
         emit(at.tcgen05_ld(into.slot, columns, lane, shape="16x256b"))
 
-    def _score(self, t: UOp) -> None:
+    def _score(self, t: Value) -> None:
         wide = self.own * MMA_COLUMNS
         emit(at.mbar_wait(slot(self.scored), t & 1), at.tcgen05_fence_after())
         mine = slot(self.score_columns, 0, self.group * wide, wide)
@@ -117,7 +116,7 @@ class Blackwell(Attend, Parts):
             place = slot(self.probs, 0, first + half * CORE, CORE)
             emit(at.st_shared_lanes(place, LANE << 2, 1, packed[half].slot))
 
-    def _add(self, t: UOp, span: Span) -> None:
+    def _add(self, t: Value, span: Span) -> None:
         only = self.chunk == self.tile  # of its chunk
         following: Body = None if only else when(t + 1 < span.tiles, self._multiply_keys(t + 1))
         emit(at.fence_proxy_async(), at.tcgen05_fence_before(), self._meet())
@@ -138,11 +137,11 @@ class Blackwell(Attend, Parts):
                 sums += added[i * size : (i + 1) * size]
         emit(at.tcgen05_fence_before())
 
-    def _place_of(self, d: int) -> tuple[UOp, UOp]:
+    def _place_of(self, d: int) -> tuple[Value, Value]:
         """Which 128 dims the warp's block d is of, and which of the two of its quarter there."""
         number = self.group * self.warp_blocks + d
         return number // 2, number % 2
 
-    def block(self, d: int) -> UOp:
+    def block(self, d: int) -> Value:
         instance, half = self._place_of(d)
         return instance * (DIMS // MMA_DIMS) + self.row * 2 + half

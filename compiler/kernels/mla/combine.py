@@ -13,20 +13,8 @@ from typing import Protocol
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import (
-    CTAID,
-    WARP,
-    Body,
-    KernelInfo,
-    Params,
-    UOp,
-    Value,
-    const,
-    param,
-    parameters,
-    var,
-    when,
-)
+from ptxflow.compiler.ir import CTAID, WARP, Scalar, Statement, Storage, Value, const, param, var
+from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, parameters, when
 from ptxflow.compiler.kernels.attention.sequences import SCALE, Sequences
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.kernel import FLOOR
@@ -47,23 +35,23 @@ class Handed:
     """What CTAs handed on for a row of queries: in `chunks` rows of the workspace from `first` on,
     its heads from piece `column` on."""
 
-    chunks: UOp
-    first: UOp
-    row: UOp
-    column: Value = 0
+    chunks: Value
+    first: Value
+    row: Value
+    column: Scalar = 0
 
 
 class Parts(Protocol):
     """How many chunks sequences have, and where in the workspace."""
 
-    def lengths(self, sequence: Value) -> list[UOp]:
+    def lengths(self, sequence: Scalar) -> list[Statement]:
         """Statements that load what `chunks` and `first_place` need."""
 
     @property
-    def chunks(self) -> UOp:
+    def chunks(self) -> Value:
         """Of the sequence that was asked for."""
 
-    def first_place(self, sequence: Value) -> UOp:
+    def first_place(self, sequence: Scalar) -> Value:
         """The row of the workspace of its first chunk."""
 
 
@@ -78,14 +66,14 @@ class Combine(Shape):
         self.r = Registers("c_")
         # for the first kernel: all wait, as what is launched next must find all that was written,
         # of sequences in one chunk too
-        self.wait: UOp | None = at.grid_wait() if self.s.dependent else None
+        self.wait: Statement | None = at.grid_wait() if self.s.dependent else None
 
-    def parts(self) -> tuple[Parts, tuple[UOp, ...], tuple[str, ...]]:
+    def parts(self) -> tuple[Parts, tuple[Storage, ...], tuple[str, ...]]:
         """The chunks of sequences, and the registers and tensors that say how many there are."""
         sequences = Sequences(self.page_size, self.chunk, "c_")
         return sequences, sequences.bounds, sequences.tables
 
-    def numbered(self) -> UOp:
+    def numbered(self) -> Value:
         """Of the warp's block of dims."""
         return UNIT // self.blocks
 
@@ -93,7 +81,7 @@ class Combine(Shape):
     def params(self) -> Params:
         return parameters(f"{' '.join(self.tables)} sums stats output lse: ptr, {COUNT}: u32")
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         work = self.work(self.place, UNIT % self.blocks)
         storage, arch = (*self.registers, *self.r.storage), self.device.arch
@@ -101,14 +89,14 @@ class Combine(Shape):
         info = KernelInfo(self.entry, arch, SUM_WARPS, 1, self.params, storage, dependent=late)
         return finish(info, work)
 
-    def work(self, sequence: UOp, block: UOp) -> list[Body]:
+    def work(self, sequence: Value, block: Value) -> list[Body]:
         """A block of the query of a sequence in chunks."""
         chunks, first = self.sequences.chunks, self.sequences.first_place(sequence)
         some = traced(self.block, Handed(chunks, first, sequence), block)
         found = self.sequences.lengths(sequence)
         return [when(sequence < param(COUNT), found, self.wait, when(const(1) < chunks, some))]
 
-    def block(self, handed: Handed, block: UOp) -> None:
+    def block(self, handed: Handed, block: Value) -> None:
         """The heads of a block of dims, or a CTA's share of them."""
         r, first = self.r, var("c_first")
         softmaxes = [ColumnSoftmax(r, 2, f"{n}_", FLOOR) for n in range(self.pieces)]
@@ -124,12 +112,12 @@ class Combine(Shape):
         for n, (softmax, mine) in enumerate(zip(softmaxes, sums, strict=True)):
             self._leave(n, softmax, mine, handed, block)
 
-    def _load(self, handed: Handed, first: UOp, block: UOp) -> list[list[Loaded]]:
+    def _load(self, handed: Handed, first: Value, block: Value) -> list[list[Loaded]]:
         """Of each piece some chunks; past the last one that one again."""
         out: list[list[Loaded]] = [[] for _ in range(self.pieces)]
         for i in range(self.loads):
-            place = handed.first + (first + i).min(handed.chunks - 1)
-            row = place * self.head_ctas + self.which
+            chunk = handed.first + (first + i).min(handed.chunks - 1)
+            row = chunk * self.head_ctas + self.which
             for n, loaded in enumerate(out):
                 column = handed.column + n
                 stats, sums = (self.r.float32(QUAD, f"{x}{n}_{i}_") for x in ("stats", "sums"))
@@ -143,7 +131,12 @@ class Combine(Shape):
         return out
 
     def _merge(
-        self, softmax: ColumnSoftmax, sums: Float32, loaded: list[Loaded], first: UOp, chunks: UOp
+        self,
+        softmax: ColumnSoftmax,
+        sums: Float32,
+        loaded: list[Loaded],
+        first: Value,
+        chunks: Value,
     ) -> None:
         """Sums so far and what was loaded, under the higher maximum."""
         row_maxima, row_sums = (self.r.float32(2 * self.loads) for _ in range(2))
@@ -160,7 +153,7 @@ class Combine(Shape):
             sums += theirs
 
     def _leave(
-        self, n: int, softmax: ColumnSoftmax, sums: Float32, handed: Handed, block: UOp
+        self, n: int, softmax: ColumnSoftmax, sums: Float32, handed: Handed, block: Value
     ) -> None:
         row, column = handed.row, self.first_head + n * self.outputs.wide
         sums *= self.outputs.share(softmax.row_sum)
@@ -177,7 +170,7 @@ class CombineParts(Combine):
         self.places = Work(self, "c_")
         self.registers, self.tables = self.places.storage, (*self.tables, "qo_indptr")
 
-    def work(self, number: UOp, block: UOp) -> list[Body]:
+    def work(self, number: Value, block: Value) -> list[Body]:
         """A block of a query, where there is one."""
         place, query = number // self.queries, number % self.queries
         found, span = self.places.queries(place)
@@ -188,7 +181,7 @@ class CombineParts(Combine):
         return [*found, self.wait, when(present, traced(self.block, handed, block))]
 
 
-def first_launch(kernel: UOp, grid: Expr, count: Expr) -> Launch:
+def first_launch(kernel: Statement, grid: Expr, count: Expr) -> Launch:
     """The launch of a kernel whose grid is an expression; `count`: of sequences."""
     info, given = kernel.arg, {**SCALE, COUNT: count}
     return launch_of(info.name, grid, info.warps, info.params, given, layout(info).smem_bytes)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import UOp, var
-from ptxflow.compiler.ir.statements import KernelInfo, Role, loop, role
+from ptxflow.compiler.ir import KernelInfo, Role, Statement, Value, loop, role, var
 from ptxflow.compiler.kernels.mla.hopper_decisions import CONSUMER_REGS, COPIER_REGS, COPIERS, WARPS
 from ptxflow.compiler.kernels.mla.hopper_group import SIDES, Halves, Warpgroup
 from ptxflow.compiler.kernels.mla.hopper_parts import COPYING, Copier
@@ -25,7 +24,7 @@ class Hopper(Halves):
         self.sides = [Warpgroup(self, side) for side in range(2)]
         self.copier = Copier(self, WARPS, Work(self, COPYING))
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         roles = [at.grid_launch_dependents()] if self.split and self.s.dependent else []
         for number, (name, side) in enumerate(zip(("left", "right"), self.sides, strict=True)):
@@ -45,12 +44,12 @@ class Hopper(Halves):
         name, arch = self.problem.family, self.device.arch
         return finish(KernelInfo(name, arch, WARPS + COPIERS, 1, self.params, storage), *roles)
 
-    def _any(self, span: Span) -> UOp:
+    def _any(self, span: Span) -> Value:
         """1 where there are queries, and some of what they see, else 0: wgmma may stand in a loop,
         and under no condition."""
         some = (span.asked - span.asked.min(self._first(span))).min(1)
         return some.min(span.tiles) if self.split else some
 
-    def _first(self, span: Span) -> UOp:
+    def _first(self, span: Span) -> Value:
         """The CTA's first query of its sequence's."""
         return span.reach - span.tokens - 1

@@ -12,7 +12,8 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, const, slot, smem, var, when
+from ptxflow.compiler.ir import Body, slot, smem, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Slot, Statement, Storage, Value, const, var
 from ptxflow.compiler.kernels.mla.hopper_decisions import LAZY, LINE, PARTS, ROWS, WARPS
 from ptxflow.compiler.kernels.mla.hopper_parts import BLOCK, GROUP, LINES, WIDE, Parts
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
@@ -57,7 +58,7 @@ class Halves(Parts):
         self.row_sums = smem("totals", 4 * ROWS, 2, align=16)
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         return (*self.tokens_and_queries, self.row_maxima, self.row_sums, self.probs)
 
 
@@ -78,7 +79,7 @@ class Warpgroup:
         self.packed = self.r.uint32(name="packed", width=kernel.tile // 4)
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         return (*self.work.storage, *self.r.storage)
 
     def multiply(self, span: Span) -> None:
@@ -110,7 +111,7 @@ class Warpgroup:
 
     # -- tiles ---------------------------------------------------------------------------------
 
-    def _own(self, t: UOp, span: Span) -> None:
+    def _own(self, t: Value, span: Span) -> None:
         """A tile of its own, and the other one's before it: parts of the scores, those values, the
         other parts."""
         lead: int = self.kernel.s.lead
@@ -128,7 +129,7 @@ class Warpgroup:
 
     # -- scores --------------------------------------------------------------------------------
 
-    def _scores(self, t: UOp, first: int, last: int) -> None:
+    def _scores(self, t: Value, first: int, last: int) -> None:
         """The products along the dims of some parts of the rows; with the last they are complete,
         else those behind them."""
         k = self.kernel
@@ -145,11 +146,11 @@ class Warpgroup:
         if last == PARTS:
             emit(at.wgmma_commit())
 
-    def _token(self, span: Span, t: UOp) -> UOp:
+    def _token(self, span: Span, t: Value) -> Value:
         """The first token of a tile."""
         return span.first + t * self.kernel.tile
 
-    def _hide(self, t: UOp, span: Span) -> UOp:
+    def _hide(self, t: Value, span: Span) -> Statement:
         """Scores of tokens that a row's query does not see."""
         rooms = []
         for half in range(2):
@@ -159,7 +160,7 @@ class Warpgroup:
 
     # -- probs and values ----------------------------------------------------------------------
 
-    def _weigh(self, site: str, t: UOp, span: Span, used: Body) -> None:
+    def _weigh(self, site: str, t: Value, span: Span, used: Body) -> None:
         """Scores to probs, piece by piece for both warpgroups, and those times values; `used`:
         the other one's probs are, in whose place they are stored."""
         k, softmax = self.kernel, self.softmax
@@ -202,7 +203,7 @@ class Warpgroup:
             across = ((column * ELEMENT, (column + MMA_K) * ELEMENT),)
             emit(at.stmatrix_x4(rows, offset, four.slot, across=across))
 
-    def _add_others(self, site: str, t: UOp) -> None:
+    def _add_others(self, site: str, t: Value) -> None:
         """The other one's probs, when they are there, times values."""
         for piece, columns in enumerate(self._columns()):
             emit(at.named_sync(id=TOLD[piece][1 - self.side], threads=32 * WARPS))
@@ -212,13 +213,13 @@ class Warpgroup:
             self._add(t, columns, own=False)
         emit(at.wgmma_commit())
 
-    def _add(self, t: UOp, columns: range, own: bool) -> None:
+    def _add(self, t: Value, columns: range, own: bool) -> None:
         """Weights from registers, or those that the other one stored, times values."""
         k, each = self.kernel, self.values
         emit(at.wgmma_fence())
         for row in columns:
             tokens = each.tokens(each.ring.stage(t), row)
-            probs: Matrix | UOp = self.packed[row // 4 : row // 4 + 4].slot
+            probs: Matrix | Slot = self.packed[row // 4 : row // 4 + 4].slot
             if not own:
                 probs = Matrix(slot(k.probs), 0, GROUP * LINE, LINE, row * ELEMENT)
             emit(wgmma(self.sums.slot, probs, tokens, 1, k.dtype))
@@ -226,7 +227,7 @@ class Warpgroup:
     # -- leaving -------------------------------------------------------------------------------
 
     @property
-    def row(self) -> UOp:
+    def row(self) -> Value:
         """The first of the warp's 16 rows."""
         return WARP % (WARPS // 2) * 16
 
@@ -268,17 +269,17 @@ class Warpgroup:
 
     # -- row sums ------------------------------------------------------------------------------
 
-    def two(self, storage: UOp, side: int, half: int) -> tuple[UOp, UOp]:
+    def two(self, storage: Storage, side: int, half: int) -> tuple[Slot, Value]:
         """The place of a value for each row of a side, and a lane's byte there."""
         return slot(storage, side, (self.row + 8 * half) * 4, 8 * 4), LANE >> 2 << 2
 
-    def broadcast(self, storage: UOp, values: Float32) -> None:
+    def broadcast(self, storage: Storage, values: Float32) -> None:
         """A value for each row, of which four lanes have the same."""
         for half in range(2):
             place, offset = self.two(storage, self.side, half)
             emit(at.st_shared_lanes(place, offset, (LANE & 3).eq(0), values[half].slot))
 
-    def receive(self, storage: UOp) -> Float32:
+    def receive(self, storage: Storage) -> Float32:
         """What the other side broadcast."""
         out = self.r.float32(2).rows()
         for half in range(2):
@@ -302,7 +303,7 @@ class Warpgroup:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def _store_lse(self, span: Span, lse: UOp, half: int) -> UOp:
+    def _store_lse(self, span: Span, lse: Slot, half: int) -> Statement:
         k, first = self.kernel, self.row + 8 * half
         row, heads = first + (LANE >> 2), k.own_heads
         index = span.row * k.heads + row + k.first_head

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import LANE, WARP, UOp, Value, anywhere, param, slot, smem, value, var
+from ptxflow.compiler.ir import anywhere, param, slot, smem, value, var
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Slot, Statement, Storage, Value
 from ptxflow.compiler.kernels.mla.hopper_decisions import COPIERS, LINE, WARPS
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import Shape
@@ -35,8 +36,8 @@ class Part:
 
     name: str
     ring: Ring
-    tiles: UOp
-    queries: UOp
+    tiles: Storage
+    queries: Storage
     cache: str  # the tensors whose rows these are
     asked: str
     first: int
@@ -49,23 +50,25 @@ class Part:
         """Bytes of eight rows."""
         return self.blocks * BLOCK
 
-    def matrix(self, storage: UOp, stage: Value, rows: int, number: int, step: int) -> Matrix:
+    def matrix(self, storage: Storage, stage: Scalar, rows: int, number: int, step: int) -> Matrix:
         """A step along K, `step` bytes on in a column block of the first rows."""
         extent = (rows // GROUP - 1) * self.group + BLOCK
         return Matrix(slot(storage, stage, number * BLOCK, extent), 0, self.group, LINE, step)
 
-    def tokens(self, stage: Value, row: int) -> Matrix:
+    def tokens(self, stage: Scalar, row: int) -> Matrix:
         """16 rows of a tile, along K, by all columns."""
         rows = slot(self.tiles, stage, row // GROUP * self.group, 16 // GROUP * self.group)
         return Matrix(rows, BLOCK, self.group, LINE, transposed=True)
 
-    def dims(self, stage: Value, row: int, block: int) -> Matrix:
+    def dims(self, stage: Scalar, row: int, block: int) -> Matrix:
         """16 rows of a tile, along K, by the columns of two blocks."""
         first = row // GROUP * self.group + block * BLOCK
         rows = slot(self.tiles, stage, first, (16 // GROUP - 1) * self.group + 2 * BLOCK)
         return Matrix(rows, BLOCK, self.group, LINE, transposed=True)
 
-    def copy(self, tensor: str, group: UOp, half: int, index: UOp, there: UOp | None = None) -> UOp:
+    def copy(
+        self, tensor: str, group: Slot, half: int, index: Value, there: Value | None = None
+    ) -> Statement:
         """Four rows of a group, of which a lane's is `index` in the tensor, to all blocks; zeros
         where it says that it is not `there`."""
         line, chunk = (LANE >> 3) + LINES * half, LANE & 7
@@ -124,7 +127,7 @@ class Parts(Shape):
             int(self.s.fields().get("prefetch", 0)) if name in self.named else 0,
         )
 
-    def ask_queries(self, span: Span, group: Value) -> None:
+    def ask_queries(self, span: Span, group: Scalar) -> None:
         """Eight rows; past the sequence's last query that one again."""
         for half in range(GROUP // LINES):
             row = value(group) * GROUP + ((LANE >> 3) + LINES * half)
@@ -136,7 +139,7 @@ class Parts(Shape):
         emit(at.copies_commit())
 
     @property
-    def tokens_and_queries(self) -> tuple[UOp, ...]:
+    def tokens_and_queries(self) -> tuple[Storage, ...]:
         """Storage."""
         rings = (b for p in self.parts for b in (p.ring.full, p.ring.empty))
         tiles = (b for p in self.parts for b in (p.tiles, p.queries))
@@ -154,7 +157,7 @@ class Copier:
         self.first = copier // kernel.stages * self.share
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         return (*self.work.storage, *self.r.storage)
 
     def copy(self, span: Span) -> None:
@@ -168,15 +171,15 @@ class Copier:
             with repeat(t, span.tiles, self.mine, self.kernel.stages):
                 self._tile(span, t)
 
-    def _token(self, span: Span, t: UOp) -> UOp:
+    def _token(self, span: Span, t: Value) -> Value:
         return self.work.token(span, t, self.first + (LANE & (self.share - 1)))
 
-    def _ask_page(self, span: Span, t: UOp) -> None:
+    def _ask_page(self, span: Span, t: Value) -> None:
         """The page of a row of the warp in a tile, a lane each."""
         table, index = self.work.entry(span, self._token(span, t))
         emit(load_global(self.next_page.slot, table, index, unread="dst"))
 
-    def _tile(self, span: Span, t: UOp) -> None:
+    def _tile(self, span: Span, t: Value) -> None:
         """The warp's rows of a tile, part by part; a part is handed over when it is there."""
         self.page.set(self.next_page)
         row = self.r.uint32(self.work.row(self.page.value, self._token(span, t)), "row")

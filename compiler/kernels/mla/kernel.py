@@ -6,12 +6,13 @@ column over all warps; probs, to shared memory; O^T += V^T P^T, of which each wa
 
 from __future__ import annotations
 
+from typing import Any
+
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, var
-from ptxflow.compiler.ir.statements import Body, when
-from ptxflow.compiler.ir.storage import slot, smem
+from ptxflow.compiler.ir import Body, slot, smem, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Slot, Statement, Storage, Value, var
 from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.decisions import MMA_COLUMNS, MMA_TOKENS, PARTS
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
@@ -73,7 +74,7 @@ class Multiplier(Shape):
         self.query = r.uint32(width=self.kept * self.wide * QUAD)
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         shared = (self.latents, self.ropes, self.q_latent, self.q_rope, self.probs, self.highs)
         rings = (self.factors, self.row_maxima, self.ring.full, self.ring.empty)
         parts = (self.partials,) if self.parted else ()
@@ -94,7 +95,7 @@ class Multiplier(Shape):
             self._step(t, span)
         self._row_sums()
 
-    def _step(self, t: UOp, span: Span) -> None:
+    def _step(self, t: Value, span: Span) -> None:
         emit(self._look(t, span))
         self._score(t)
         self.scores[0] *= self.scale
@@ -105,7 +106,7 @@ class Multiplier(Shape):
 
     # -- scores --------------------------------------------------------------------------------
 
-    def _steps(self) -> list[tuple[UOp, UOp, int, int]]:
+    def _steps(self) -> list[tuple[Storage, Storage, int, int]]:
         """(tokens, queries, pitch, byte of a row) of all pairs of MMAs along a row."""
         return [
             (tokens, queries, pitch, first)
@@ -118,7 +119,7 @@ class Multiplier(Shape):
         first = (k % self.kept * self.wide + n) * QUAD
         return self.query[first : first + QUAD]
 
-    def _load_query(self, k: int, n: int) -> UOp:
+    def _load_query(self, k: int, n: int) -> Statement:
         _, queries, pitch, first = self._steps()[k]
         column = (self.group * self.own + n) * MMA_COLUMNS
         place = slot(queries, 0, column * pitch, MMA_COLUMNS * pitch)
@@ -136,12 +137,12 @@ class Multiplier(Shape):
     def _scores_of(self, n: int, chain: int = 0) -> Float32:
         return self.scores[chain][n * QUAD : (n + 1) * QUAD]
 
-    def _score(self, t: UOp) -> None:
+    def _score(self, t: Value) -> None:
         """The warp's scores of a tile."""
         emit(self.ring.wait_full(t))
         (self._parted if self.parted else self._whole)(t)
 
-    def _whole(self, t: UOp) -> None:
+    def _whole(self, t: Value) -> None:
         """Products along all dims, of the warp's 16 tokens and columns."""
         stage = self.ring.stage(t)
         emit([at.mov(scores.slot, 0) for scores in self.scores])
@@ -161,7 +162,7 @@ class Multiplier(Shape):
 
     # -- scores in parts: a warp takes a quarter of the dims, of all tokens or all columns -----
 
-    def _part_steps(self) -> list[tuple[UOp, UOp, int, UOp]]:
+    def _part_steps(self) -> list[tuple[Storage, Storage, int, Value]]:
         """(tokens, queries, pitch, byte of a row) of all MMAs along the warp's dims."""
         return [
             (tokens, queries, pitch, WARP % PARTS * (size * ELEMENT // PARTS) + first)
@@ -170,20 +171,20 @@ class Multiplier(Shape):
         ]
 
     @property
-    def _corner(self) -> tuple[UOp, UOp]:
+    def _corner(self) -> tuple[Value, Value]:
         """The first of the warp's MMAs down the tile, and across the columns."""
         number = WARP // PARTS
         down = self.rows // self.part_rows
         return number % down * self.part_rows, number // down * self.part_columns
 
-    def _load_part_query(self, k: int, n: int) -> UOp:
+    def _load_part_query(self, k: int, n: int) -> Statement:
         """Two MMAs side by side."""
         _, queries, pitch, first = self._part_steps()[k]
         column = (self._corner[1] + 2 * n) * MMA_COLUMNS
         place = slot(queries, 0, column * pitch, 2 * MMA_COLUMNS * pitch)
         return at.ldmatrix_x4(self._query(k, n).slot, place, n_rows(pitch) + first)
 
-    def _parted(self, t: UOp) -> None:
+    def _parted(self, t: Value) -> None:
         """Products along a quarter of the dims, to all warps; then the sums of the warp's own."""
         stage, (row, column) = self.ring.stage(t), self._corner
         down, wide = self.part_rows, self.part_columns
@@ -213,12 +214,12 @@ class Multiplier(Shape):
             for piece in pieces[1:]:
                 score += piece
 
-    def _partial(self, quarter: Value, row: Value, column: Value) -> UOp:
+    def _partial(self, quarter: Scalar, row: Scalar, column: Scalar) -> Slot:
         """16 tokens by 8 columns of a part, as an MMA left them."""
         block = MMA_TOKENS * MMA_COLUMNS * 4
         return slot(self.partials, quarter, (row * self.across + column) * block, block)
 
-    def _hide(self, t: UOp, span: Span) -> None:
+    def _hide(self, t: Value, span: Span) -> None:
         """Scores of tokens that a column's query does not see count for nothing."""
         token = span.first + (t * self.tile + self.row * MMA_TOKENS) + ROW
         for n in range(self.own):
@@ -228,22 +229,22 @@ class Multiplier(Shape):
                 inside = self._counts(token + 8 * half < seen, half)
                 emit(at.hide(self._scores_of(n)[2 * half : 2 * half + 2].slot, inside))
 
-    def _look(self, t: UOp, span: Span) -> Body:
+    def _look(self, t: Value, span: Span) -> Body:
         """Loads what says of each of the warp's tokens whether it counts, where data say so."""
         return None
 
-    def _counts(self, seen: UOp, half: int) -> UOp:
+    def _counts(self, seen: Value, half: int) -> Value:
         """Whether a lane's token counts: row l/4 of the warp's 16, or the row 8 below."""
         return seen
 
     # -- softmax -------------------------------------------------------------------------------
 
-    def _place(self, storage: UOp, row: Value = 0, group: Value | None = None) -> UOp:
+    def _place(self, storage: Storage, row: Scalar = 0, group: Scalar | None = None) -> Slot:
         """What a row of warps hands on for its group's columns."""
         size = self.own * MMA_COLUMNS * 4
         return slot(storage, self.group if group is None else group, row * size, size)
 
-    def _hand(self, storage: UOp, row: Value, values: Float32) -> list[UOp]:
+    def _hand(self, storage: Storage, row: Scalar, values: Float32) -> list[Statement]:
         """Two columns of eight from each of four lanes."""
         place = self._place(storage, row)
         return [
@@ -254,8 +255,8 @@ class Multiplier(Shape):
         ]
 
     def _fetch(
-        self, storage: UOp, row: int, n: int, into: Float32, group: Value | None, **attrs: str
-    ) -> UOp:
+        self, storage: Storage, row: int, n: int, into: Float32, group: Scalar | None, **attrs: Any
+    ) -> Statement:
         place = self._place(storage, row, group)
         return at.ld_shared(into.slot, place, ((LANE & 3) << 3) + 32 * n, **attrs)
 
@@ -293,7 +294,7 @@ class Multiplier(Shape):
             offset = lane + (8 * half * pitch + 16 * n)
             emit(at.st_shared_lanes(mine, offset, 1, packed[half].slot))
 
-    def _meet(self) -> UOp:
+    def _meet(self) -> Statement:
         return at.named_sync(id=HANDOVER, threads=32 * self.warps)
 
     def _rescale(self) -> None:
@@ -313,7 +314,7 @@ class Multiplier(Shape):
         """The warp's block d of dims by 8 columns."""
         return self.sums[(d * self.across + n) * QUAD :][:QUAD]
 
-    def _add(self, t: UOp, span: Span) -> None:
+    def _add(self, t: Value, span: Span) -> None:
         """Adds the tile's V^T P^T, two MMAs deep at a time, to rescaled sums."""
         emit(self._meet())
         self._rescale()
@@ -336,7 +337,7 @@ class Multiplier(Shape):
                         emit(mma(self.sum_of(d, n).slot, [a.slot], two, self.dtype))
         emit(at.warp_sync(), self.ring.release(t))
 
-    def block(self, d: int) -> UOp:
+    def block(self, d: int) -> Value:
         """The number of the warp's block d of dims."""
         return WARP * self.warp_blocks + d
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, UOp, Value, special, value
+from ptxflow.compiler.ir.nodes import CTAID, LANE, Scalar, Slot, Value, special, value
 from ptxflow.compiler.ir.storage import global_tensor, rectangle
 from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
@@ -42,7 +42,7 @@ class Outputs:
         """Two numbers as the factor of a block."""
         return replace(x, by_row=self.by_row)
 
-    def put(self, row: UOp, column: Value, dim: Value, sums: Float32) -> None:
+    def put(self, row: Value, column: Scalar, dim: Scalar, sums: Float32) -> None:
         """A block from `dim` and the head `column` on: eight dims of a head go together."""
         for half in range(2):
             moved = sums[2 * half : 2 * half + 2].pack(self.dtype).apply(at.movmatrix)
@@ -52,7 +52,7 @@ class Outputs:
             index = index + ((LANE & 3) << 1)
             emit(store_global("output", index, moved.slot, place, element=2))
 
-    def put_lse(self, row: UOp, column: Value, row_max: Float32, row_sum: Float32) -> None:
+    def put_lse(self, row: Value, column: Scalar, row_max: Float32, row_sum: Float32) -> None:
         """log2 of the sums of 8 heads plus their maxima; lanes 0 to 3 have two heads each."""
         lse, place = log2(row_sum) + row_max, (row, column, 1, decisions.MMA_COLUMNS)
         index = row * self.heads + column + (LANE << 1)
@@ -71,14 +71,14 @@ class RowOutputs(Outputs):
     lane = LANE >> 2
     first = (LANE & 3).eq(0)
 
-    def put(self, row: UOp, column: Value, dim: Value, sums: Float32) -> None:
+    def put(self, row: Value, column: Scalar, dim: Scalar, sums: Float32) -> None:
         for half in range(2):
             packed = sums[2 * half : 2 * half + 2].pack(self.dtype).slot
             head = row * self.heads + column + 8 * half
             index = (head + self.lane) * self.latent + dim + ((LANE & 3) << 1)
             emit(store_global("output", index, packed, (head, dim, 8, self.dims), element=2))
 
-    def put_lse(self, row: UOp, column: Value, row_max: Float32, row_sum: Float32) -> None:
+    def put_lse(self, row: Value, column: Scalar, row_max: Float32, row_sum: Float32) -> None:
         lse = log2(row_sum) + row_max
         for half in range(2):
             head = value(column) + 8 * half
@@ -134,17 +134,17 @@ class Shape:
         numbers = ("sm_scale", *((COUNT,) if "kv_indptr" in self.found_by else ()))
         return (*pointers, *((name, "u32") for name in numbers))
 
-    def numbered(self) -> UOp:
+    def numbered(self) -> Value:
         """The CTA's number, and its row of the workspace: late queries come first."""
         return CTAID if self.decodes else special("ctas") - 1 - CTAID
 
-    def place_of(self, row: Value, block: Value, n: Value) -> tuple[UOp, UOp]:
+    def place_of(self, row: Scalar, block: Scalar, n: Scalar) -> tuple[Value, Slot]:
         """Index in vectors of a lane's part of a block of the workspace, and the block."""
         index = ((row * self.blocks + block) * self.across + n) * LANES + LANE
         column = (block * self.across + n) * BLOCK
         return index, rectangle(global_tensor("sums"), row, column, 1, BLOCK)
 
-    def stats_of(self, row: Value, n: Value) -> tuple[UOp, UOp]:
+    def stats_of(self, row: Scalar, n: Scalar) -> tuple[Value, Slot]:
         """The same of maxima and sums of a piece's columns: a lane has two of each."""
         wide = self.outputs.wide
         index = (row * self.across + n) * (wide // 2) + self.outputs.lane

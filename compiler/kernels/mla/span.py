@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ptxflow.compiler.ir import UOp, Value, const, param, value
+from ptxflow.compiler.ir import Scalar, Statement, Storage, Value, const, param, value
 from ptxflow.compiler.kernels.attention.sequences import QueryTiles, Sequences
 from ptxflow.compiler.kernels.mla.shape import COUNT, Shape
 
@@ -17,17 +17,17 @@ class Span:
     `present`: whether there is anything to do; `tokens`: how many the sequence has.
     """
 
-    first: UOp
-    end: UOp
-    tiles: UOp
-    row: UOp
-    queries: UOp
-    present: UOp
-    tokens: UOp
-    reach: UOp  # tokens that the first query sees, plus `asked`, which may be more
-    asked: UOp
+    first: Value
+    end: Value
+    tiles: Value
+    row: Value
+    queries: Value
+    present: Value
+    tokens: Value
+    reach: Value  # tokens that the first query sees, plus `asked`, which may be more
+    asked: Value
 
-    def seen(self, query: Value) -> UOp:
+    def seen(self, query: Scalar) -> Value:
         """The first token that a query of the CTA does not see."""
         reach = self.reach + query
         return (reach - reach.min(self.asked)).min(self.end)
@@ -45,26 +45,26 @@ class Work:
         self.lengths_storage = self.sequences.bounds
 
     @property
-    def storage(self) -> tuple[UOp, ...]:
+    def storage(self) -> tuple[Storage, ...]:
         """Registers that it holds values in."""
         if not self.shape.decodes:
             return (*self.lengths_storage, *self.tiles.storage)
         return self.sequences.storage if self.shape.split else self.lengths_storage
 
-    def find(self) -> tuple[list[UOp], Span]:
+    def find(self) -> tuple[list[Statement], Span]:
         """Statements that find the span, and the span."""
         if not self.shape.decodes:
             return self._part() if self.shape.split else self.queries(self.shape.place)
         return self._chunk() if self.shape.split else self._sequence()
 
-    def _sequence(self) -> tuple[list[UOp], Span]:
+    def _sequence(self) -> tuple[list[Statement], Span]:
         """A whole sequence."""
         tokens = self.sequences.tokens
         sequence = self.shape.place
         span = self._span(sequence, const(0), tokens, const(1))
         return self.sequences.lengths(sequence), span
 
-    def _chunk(self) -> tuple[list[UOp], Span]:
+    def _chunk(self) -> tuple[list[Statement], Span]:
         """A chunk; an empty sequence has one, too."""
         s, chunk, place = self.sequences, self.shape.chunk, self.shape.place
         body, sequence = s.find(place, param(COUNT))
@@ -75,11 +75,11 @@ class Work:
         span = self._span(sequence, first, end, present)
         return [*body, *s.lengths(sequence)], span
 
-    def _span(self, sequence: UOp, first: UOp, end: UOp, present: UOp) -> Span:
+    def _span(self, sequence: Value, first: Value, end: Value, present: Value) -> Span:
         tokens, tiles = self.sequences.tokens, self._tiles(first, end)
         return Span(first, end, tiles, sequence, const(1), present, tokens, end, const(0))
 
-    def _part(self) -> tuple[list[UOp], Span]:
+    def _part(self) -> tuple[list[Statement], Span]:
         """Some of the tiles that the queries of a place see, if there are any."""
         cut, number = self.shape.cut, self.shape.place
         body, span = self.queries(number // cut)
@@ -89,11 +89,11 @@ class Work:
         tiles, present = self._tiles(first, end), span.present & (first < end)
         return body, replace(span, first=first, end=end, tiles=tiles, present=present)
 
-    def share(self, span: Span) -> UOp:
+    def share(self, span: Span) -> Value:
         """Tiles of a part of a place's, at least one."""
         return (span.tiles - span.tiles.min(1)) // self.shape.cut + 1
 
-    def queries(self, place: UOp) -> tuple[list[UOp], Span]:
+    def queries(self, place: Value) -> tuple[list[Statement], Span]:
         """Some queries of a sequence, and the tokens that the last of them sees."""
         body, sequence = self.tiles.find(place, param(COUNT))
         first = self.tiles.first(place, sequence)
@@ -113,22 +113,22 @@ class Work:
         )
         return [*body, *self.sequences.lengths(sequence), *self.tiles.lengths(sequence)], span
 
-    def _tiles(self, first: UOp, end: UOp) -> UOp:
+    def _tiles(self, first: Value, end: Value) -> Value:
         count = end - first.min(end)
         return (count + (self.shape.tile - 1)) // self.shape.tile
 
-    def token(self, span: Span, tile: UOp, number: Value) -> UOp:
+    def token(self, span: Span, tile: Value, number: Scalar) -> Value:
         """The token of a row of a tile; past the end the last one again."""
         return (span.first + (tile * self.shape.tile + value(number))).min(span.end - 1)
 
-    def entry(self, span: Span, token: UOp) -> tuple[str, UOp]:
+    def entry(self, span: Span, token: Value) -> tuple[str, Value]:
         """The tensor that says where a token's row is, and the index of that."""
         return "kv_indices", self.sequences.begin + token // self.shape.page_size
 
-    def row(self, entry: UOp, token: UOp) -> UOp:
+    def row(self, entry: Value, token: Value) -> Value:
         """A token's row in the cache, of all tokens of all pages."""
         return self.sequences.row(entry, token)
 
-    def there(self, row: UOp) -> UOp | None:
+    def there(self, row: Value) -> Value | None:
         """Whether there is such a row; None where all tokens have one."""
         return None

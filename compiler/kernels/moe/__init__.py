@@ -7,8 +7,7 @@ from dataclasses import replace
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import UOp, program
-from ptxflow.compiler.ir.statements import body_of, with_body
+from ptxflow.compiler.ir import Statement, body_of, program, with_body
 from ptxflow.compiler.kernels.moe import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.moe.combine import ENTRY as COMBINE
 from ptxflow.compiler.kernels.moe.combine import Combine
@@ -39,7 +38,7 @@ def products(p: Problem, s: Strategy, device: Device) -> tuple[Products, Product
     return make(p, s, device, True), make(p, s, device, False)
 
 
-def build(p: Problem, s: Strategy, device: Device) -> UOp:
+def build(p: Problem, s: Strategy, device: Device) -> Statement:
     """The lowered kernels: routing, places, both products, the sum over experts; each lets the
     next one begin when it does, or as it ends."""
     up, down = products(p, s, device)

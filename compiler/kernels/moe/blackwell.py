@@ -11,9 +11,8 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import WARP, UOp, Value, var
-from ptxflow.compiler.ir.statements import Body, Role, loop, role, when
-from ptxflow.compiler.ir.storage import part, slot, tmem
+from ptxflow.compiler.ir import Body, Role, loop, part, role, slot, tmem, when
+from ptxflow.compiler.ir.nodes import WARP, Scalar, Statement, Value, var
 from ptxflow.compiler.kernels.moe.decisions import REGS, TMEM_ROWS
 from ptxflow.compiler.kernels.moe.epilogue import TokenLanes, WaveSums, WeightLanes
 from ptxflow.compiler.kernels.moe.grouped import ROW
@@ -39,7 +38,7 @@ class Products(WaveSums):
 
     # -- the whole -----------------------------------------------------------------------------
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         warps = self.consumer_warps
         regs = REGS[self.up] if self.consumers == 2 else (0, 0)
@@ -56,11 +55,11 @@ class Products(WaveSums):
 
     # -- multiplying ---------------------------------------------------------------------------
 
-    def wave_use(self, use: UOp, scale_set: int, wave: int) -> UOp:
+    def wave_use(self, use: Value, scale_set: int, wave: int) -> Value:
         """The number of a wave among all, which take buffers in turn."""
         return (use * self.scale_sets + scale_set) * self.waves + wave
 
-    def issue(self, use: UOp) -> list[UOp]:
+    def issue(self, use: Value) -> list[Statement]:
         """The last wave's sums are waited for behind the stage's release: nothing is left behind
         when the CTA ends."""
         stage = self.ring.stage(use)
@@ -76,7 +75,7 @@ class Products(WaveSums):
                 out.append(at.tcgen05_commit(slot(self.done.full, buffer)))
         return out
 
-    def mma(self, stage: UOp, buffer: UOp, scale_set: int, wave: int) -> list[UOp]:
+    def mma(self, stage: Value, buffer: Value, scale_set: int, wave: int) -> list[Statement]:
         each, out = BLOCK // self.scale_sets, []
         for step in range(scale_set * each, (scale_set + 1) * each, MMA_K):
             for j in range(self.units):
@@ -93,7 +92,7 @@ class Products(WaveSums):
 
     # -- adding up -----------------------------------------------------------------------------
 
-    def step(self, use: UOp, k: UOp) -> list[Body]:
+    def step(self, use: Value, k: Value) -> list[Body]:
         """Scales are there before the first sums are."""
         out: list[Body] = [self.ring.wait_full(use), self.epilogue.load_weight_scales(k)]
         for scale_set in range(self.scale_sets):
@@ -109,10 +108,10 @@ class Products(WaveSums):
                 out += [at.tcgen05_fence_before(), free]
         return [*out, self.release(use)]
 
-    def _add_chunk(self, number: UOp, wave: int, first: int) -> list[Body]:
+    def _add_chunk(self, number: Value, wave: int, first: int) -> list[Body]:
         """Some columns of a wave, scaled."""
         held = self.part
-        column: Value = (WARP >> 2) * self.own + first
+        column: Scalar = (WARP >> 2) * self.own + first
         source = slot(self.buffer, self.done.stage(number), column, self.chunk)
         quarter = (WARP & 3) << 21  # lane 32 * (warp % 4), in bits 16 and up
         sums = part(self.acc, wave * self.own + first, self.chunk)

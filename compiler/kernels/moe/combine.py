@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, var
-from ptxflow.compiler.ir.statements import KernelInfo, parameters
+from ptxflow.compiler.ir import CTAID, LANE, WARP, KernelInfo, Statement, Value, parameters, var
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16
 from ptxflow.compiler.kernels.moe.problem import CHOSEN
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, PARTIAL_BYTES, Shape
@@ -33,7 +32,7 @@ class Combine(Shape):
         self.held = VECTOR // self.element  # columns of a lane
         self.chosen = [self.r.uint32() for _ in range(CHOSEN)]  # rows of the token's choices
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         body = traced(self._combine)
         arch, late, storage = self.device.arch, self.dependent, self.r.storage
@@ -60,11 +59,11 @@ class Combine(Shape):
         with repeat(turn, steps, rolled=True):
             self._columns(warp * (32 * self.held), shares)
 
-    def _choice(self, number: int) -> UOp:
+    def _choice(self, number: int) -> Value:
         """One of the token's among all."""
         return self.token * CHOSEN + number
 
-    def _columns(self, first: UOp, shares: list[Float32]) -> None:
+    def _columns(self, first: Value, shares: list[Float32]) -> None:
         r, column = self.r, first + LANE * self.held
         in_row = column < self.hidden
         loaded = [r.uint32(width=4) for _ in shares]

@@ -14,7 +14,8 @@ from math import gcd
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import LANE, WARP, Body, UOp, Value, param, part, slot, smem, value
+from ptxflow.compiler.ir import Body, param, part, slot, smem, value
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Slot, Statement, Storage, Value
 from ptxflow.compiler.kernels.moe.decisions import BFLOAT16, TMEM_ROWS, waves
 from ptxflow.compiler.kernels.moe.grouped import Grouped
 from ptxflow.compiler.kernels.moe.problem import BLOCK
@@ -39,7 +40,7 @@ LEAST = 2.0**-100  # what a largest magnitude of zero counts as
 MEETING = 1  # named barrier of the warps that multiply
 LANES, QUAD, GATE = 32, 4, 8
 COLUMNS = 32  # of tensor memory that a lane moves at a time
-Factors = tuple[list[UOp], UOp, tuple[int, ...]]  # statements, registers, which in turn
+Factors = tuple[list[Statement], Slot, tuple[int, ...]]  # statements, registers, which in turn
 
 
 def gated(x: Float32, gate: Float32) -> Float32:
@@ -51,7 +52,7 @@ def gated(x: Float32, gate: Float32) -> Float32:
 class Epilogue:
     """What becomes of the sums in `acc`."""
 
-    def __init__(self, g: Grouped, acc: UOp):
+    def __init__(self, g: Grouped, acc: Slot):
         self.g, self.acc = g, acc
         self.hidden = acc.arg // 2  # registers of what the gates leave
 
@@ -100,7 +101,7 @@ class Epilogue:
 class Rows(Epilogue):
     """Tokens are rows: a lane has two of them, of every eight columns two."""
 
-    storage: tuple[UOp, ...] = ()
+    storage: tuple[Storage, ...] = ()
     first = WARP * 16  # of the warp's rows in the tile
 
     def _largest(self, top: Float32) -> Float32:
@@ -159,19 +160,19 @@ class Columns(Epilogue):
     lanes, each = 4, 2  # with other tokens, and tokens of one that lie side by side
     mates: tuple[int, ...] = (4, 8, 16)  # bits of the numbers of lanes with the same tokens
 
-    def __init__(self, g: Grouped, acc: UOp):
+    def __init__(self, g: Grouped, acc: Slot):
         super().__init__(g, acc)
         self.warps = 4 * g.consumers
         self.peaks = smem("peaks", self.warps * g.tile_t * 4, align=128)
         self.storage = (self.peaks,) if g.up else ()
 
-    def _token(self, index: int) -> UOp:
+    def _token(self, index: int) -> Value:
         """A lane's token number `index`, of the tile's."""
         j, second = divmod(index, 2)
         return 8 * j + ((LANE & 3) << 1) + second
 
     @staticmethod
-    def _put(index: UOp, inside: UOp, place: UOp, rounded: UOp) -> UOp:
+    def _put(index: Value, inside: Value, place: Slot, rounded: Slot) -> Statement:
         return at.st_global_narrow(param("inner"), index, inside, place, rounded, dtype="e4m3")
 
     def _inner(self) -> None:
@@ -196,7 +197,7 @@ class Columns(Epilogue):
         g, r, lanes, each = self.g, self.g.r, self.lanes, self.each
         own, out = MAX.across(top, self.mates), top.fresh()
         pitch, meet = g.tile_t * 4, at.named_sync(id=MEETING, threads=32 * self.warps)
-        read, size = list[UOp](), 4 * lanes * each
+        read, size = list[Statement](), 4 * lanes * each
         place = (LANE & (lanes - 1)) << 3 if lanes > 1 else value(0)
         found = r.uint32(width=each * self.warps)
         for i in range(0, own.n, each):
@@ -256,7 +257,7 @@ class TokenLanes(Epilogue):
         self.weight_scales = [g.r.float32() for _ in self._rows]
         self.scale_factors = g.r.float32(len(self._rows))
 
-    def column(self, wave: int, first: int) -> UOp:
+    def column(self, wave: int, first: int) -> Value:
         """Of the tile, from the warpgroup's column `first` of a wave on."""
         g = self.g
         return (WARP >> 2) * g.own + (wave * g.width + first)
@@ -264,7 +265,7 @@ class TokenLanes(Epilogue):
     # -- scales --------------------------------------------------------------------------------
 
     @property
-    def _rows(self) -> list[Value]:
+    def _rows(self) -> list[Scalar]:
         """Where the rows of weights begin that have scales of their own, of the tile's: those of
         both halves, or what the warpgroup has of each wave, which lies in one block."""
         g = self.g
@@ -273,13 +274,13 @@ class TokenLanes(Epilogue):
         firsts = range(0, g.tile_w, max(g.width, BLOCK))
         return [first + (WARP >> 2) * (g.own if g.width > BLOCK else 0) for first in firsts]
 
-    def load_weight_scales(self, k: UOp) -> list[UOp]:
+    def load_weight_scales(self, k: Value) -> list[Statement]:
         g = self.g
         first = g.mine.weight.value * (g.tile_w // 2 if g.up else g.tile_w)
         rows = zip(self.weight_scales, self._rows, strict=True)
         return [g.weight_scale(held, first + row, k) for held, row in rows]
 
-    def load_token_scales(self, scales: UOp) -> list[UOp]:
+    def load_token_scales(self, scales: Slot) -> list[Statement]:
         """Of the lane's token, and its products with those of weights."""
         own, both = self.token_scale, zip(self.scale_factors, self.weight_scales, strict=True)
         return [
@@ -362,14 +363,14 @@ class WeightLanes(Columns):
         blocks = 1 if g.up else g.waves * (g.own // g.tile_t)
         self.weight_scales = [g.r.float32() for _ in range(blocks)]
 
-    def block(self, wave: int, own: int) -> UOp:
+    def block(self, wave: int, own: int) -> Value:
         """A block of the tile: the warpgroup's number `own` of a wave."""
         g = self.g
         return (WARP >> 2) * (g.units // g.consumers) + (wave * g.units + own)
 
     # -- scales --------------------------------------------------------------------------------
 
-    def load_weight_scales(self, k: UOp) -> list[UOp]:
+    def load_weight_scales(self, k: Value) -> list[Statement]:
         """Of the lane's row in each block; the halves of the first product alternate."""
         g = self.g
         tile, each = g.mine.weight.value, g.own // g.tile_t
@@ -381,7 +382,7 @@ class WeightLanes(Columns):
             for i, held in enumerate(self.weight_scales)
         ]
 
-    def load_token_scales(self, scales: UOp) -> list[UOp]:
+    def load_token_scales(self, scales: Slot) -> list[Statement]:
         own = self.token_scales
         return [at.ld_shared(own[i : i + QUAD], scales, 4 * i) for i in range(0, own.n, QUAD)]
 
@@ -395,7 +396,7 @@ class WeightLanes(Columns):
 
     # -- what a tile leaves --------------------------------------------------------------------
 
-    def _block_of(self, register: int) -> tuple[UOp, int]:
+    def _block_of(self, register: int) -> tuple[Value, int]:
         """(block of the tile, token) of a sum."""
         g = self.g
         own, token = divmod(register, g.tile_t)

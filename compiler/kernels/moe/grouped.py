@@ -16,18 +16,8 @@ from dataclasses import dataclass
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import (
-    CTAID,
-    LANE,
-    WARP,
-    UOp,
-    Value,
-    const,
-    param,
-    special,
-    value,
-    var,
-)
+from ptxflow.compiler.ir import const, param, special, value, var
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, Scalar, Slot, Statement, Storage, Value
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, elect, loop, parameters, when
 from ptxflow.compiler.ir.storage import anywhere, global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.moe.decisions import (
@@ -71,7 +61,7 @@ class Found:
 class Grouped(Shape):
     """Either product."""
 
-    acc: UOp  # sums of all K
+    acc: Slot  # sums of all K
     store: Callable[[], Body]  # what becomes of them
 
     def __init__(self, problem: Problem, s: Strategy, device: Device, up: bool):
@@ -117,17 +107,17 @@ class Grouped(Shape):
         return [self.wait(), self.word(self.tiles, "tiles", 0)]
 
     @property
-    def my_tiles(self) -> UOp:
+    def my_tiles(self) -> Value:
         """How many tiles this CTA takes."""
         ctas, all_tiles = special("ctas"), self.tiles.value * self.tiles_w
         return (all_tiles + (ctas - 1 - CTAID)) // ctas
 
-    def each_tile(self, of: Found, body: Callable[[UOp], Body]) -> UOp:
+    def each_tile(self, of: Found, body: Callable[[Value], Body]) -> Statement:
         """`body(sequence number)` for each tile, of which a role keeps what it reads."""
         i = var(f"tile_{of.who}")
         tile = CTAID + i * special("ctas")
         by_weights = self.s.order == WEIGHTS
-        across: Value = self.tiles_w if by_weights else self.tiles.value
+        across: Scalar = self.tiles_w if by_weights else self.tiles.value
         inner, outer = tile % across, tile // across
         at_row, at_weight = (outer, inner) if by_weights else (inner, outer)
         read = self._read(of.who)
@@ -149,10 +139,10 @@ class Grouped(Shape):
             return "row left"
         return "weight expert row left" if self.gathers or who == "c" else "weight expert row"
 
-    def use(self, sequence: UOp, k: UOp) -> UOp:
+    def use(self, sequence: Value, k: Value) -> Value:
         return sequence * self.steps + k
 
-    def multiply(self, sequence: UOp) -> list[Body]:
+    def multiply(self, sequence: Value) -> list[Body]:
         """A tile: all steps, and what becomes of its sums."""
         k = var("k")
         return [
@@ -161,7 +151,7 @@ class Grouped(Shape):
             self.store(),
         ]
 
-    def step(self, use: UOp, k: UOp) -> list[Body]:
+    def step(self, use: Value, k: Value) -> list[Body]:
         """A block of K, added to the sums of all."""
         raise NotImplementedError
 
@@ -175,7 +165,7 @@ class Grouped(Shape):
             return [when(WARP.eq(first), self.find(), fill)]
         warp = WARP - first
 
-        def gather(i: UOp) -> Body:
+        def gather(i: Value) -> Body:
             gathered = loop(k, self.steps, self._gather(i, k, warp))
             ahead = None if self.fed else self._prefetch(self.filled, warp)
             return [self._look_up(warp), gathered, ahead]
@@ -191,7 +181,7 @@ class Grouped(Shape):
         fed = when(warp.eq(self.copiers), self.find(), self.each_tile(self.feeding, self._feed))
         return [copy, fed]
 
-    def _feed(self, i: UOp) -> list[Body]:
+    def _feed(self, i: Value) -> list[Body]:
         """The weights of a tile of the first product, by a warp of their own."""
         k = var("k_feed")
         use = self.use(i, k)
@@ -199,7 +189,7 @@ class Grouped(Shape):
         fill = single(self.ring.wait_empty(use), expect, *self._weights(use, k, self.feeding))
         return [loop(k, self.steps, fill), self._prefetch(self.feeding, const(0))]
 
-    def _prefetch(self, of: Found, warp: UOp) -> Body:
+    def _prefetch(self, of: Found, warp: Value) -> Body:
         """What the second product reads first of a share of the expert's weights, into L2."""
         tall, j = int(self.s.down_tile), var("tile_ahead")
         every = const(self.hidden // tall, "tiles_ahead")
@@ -214,7 +204,7 @@ class Grouped(Shape):
         ]
         return elect(warp.eq(0), loop(j, share, boxes, rolled=True)) if boxes else None
 
-    def _weights(self, use: UOp, k: UOp, of: Found) -> list[UOp]:
+    def _weights(self, use: Value, k: Value, of: Found) -> list[Statement]:
         """The TMA of a stage's weights."""
         stage = self.ring.stage(use)
         bar, target = slot(self.ring.full, stage), slot(self.weights, stage)
@@ -228,14 +218,14 @@ class Grouped(Shape):
         place = (k * BLOCK, 0, 0, tile * groups, expert)
         return [at.tma_load_5d(target, param("weights_map"), *place, bar, box=box, element=1)]
 
-    def _filled(self, i: UOp, k: UOp) -> list[Body]:
+    def _filled(self, i: Value, k: Value) -> list[Body]:
         """A tile whose rows are in order."""
         return [
             loop(k, self.steps, single(*self._fill(i, k))),
             self._prefetch(self.filled, const(0)),
         ]
 
-    def _fill(self, i: UOp, k: UOp) -> list[UOp]:
+    def _fill(self, i: Value, k: Value) -> list[Statement]:
         """A stage of a product whose rows are in order, by one lane."""
         use = self.use(i, k)
         stage = self.ring.stage(use)
@@ -268,7 +258,7 @@ class Grouped(Shape):
         weights = self._weights(use, k, self.filled)
         return [self.ring.wait_empty(use), expect, *weights, tokens, *scales]
 
-    def _look_up(self, warp: UOp) -> list[UOp]:
+    def _look_up(self, warp: Value) -> list[Statement]:
         """The tokens of a warp's rows: of the lane's lines, and of a row for each lane."""
         first = warp * self._own_rows
         of = self.filled
@@ -276,7 +266,7 @@ class Grouped(Shape):
         rows += [(x, first + 32 * w + LANE) for w, x in enumerate(self.scale_tokens)]
         return [self.word(x, "tokens", of.row.value + row, row < of.left.value) for x, row in rows]
 
-    def _gather(self, i: UOp, k: UOp, warp: UOp) -> list[Body]:
+    def _gather(self, i: Value, k: Value, warp: Value) -> list[Body]:
         """A warp's part of a stage of the first product; the first warp asks for weights, too."""
         use = self.use(i, k)
         stage = self.ring.stage(use)
@@ -325,12 +315,12 @@ class Grouped(Shape):
             when(before, self._hand_over(use - self.lag, self.lag)),
         ]
 
-    def _hand_over(self, use: UOp, pending: int) -> list[UOp]:
+    def _hand_over(self, use: Value, pending: int) -> list[Statement]:
         return self.ring.landed(use, pending)
 
     # -- scales --------------------------------------------------------------------------------
 
-    def weight_scale(self, held: Float32, row: Value, k: UOp) -> UOp:
+    def weight_scale(self, held: Float32, row: Scalar, k: Value) -> Statement:
         """Demand the scale of the weights' rows from `row` on, of the consumer's expert."""
         tensor = "gemm1_weights_scale" if self.up else "gemm2_weights_scale"
         blocks = self.n // BLOCK
@@ -338,7 +328,7 @@ class Grouped(Shape):
         index = block * (self.k // BLOCK) + k
         return load_global(held.slot, tensor, index)
 
-    def release(self, use: UOp) -> list[UOp]:
+    def release(self, use: Value) -> list[Statement]:
         """A warp has read its part of a stage, its scales too, which a bulk copy may overwrite."""
         fence = [] if self.gathers else [at.fence_proxy_async()]
         return [*fence, at.warp_sync(), self.ring.release(use)]
@@ -346,23 +336,23 @@ class Grouped(Shape):
     # -- what a tile leaves --------------------------------------------------------------------
 
     @property
-    def first_column(self) -> UOp:
+    def first_column(self) -> Value:
         """Of the tile, in what the product leaves."""
         width = self.tile_w // 2 if self.up else self.tile_w
         return self.mine.weight.value * width
 
-    def row(self, inside_tile: Value) -> tuple[UOp, UOp]:
+    def row(self, inside_tile: Scalar) -> tuple[Value, Value]:
         """A row of the tile among all rows, and whether it is one."""
         row = value(inside_tile)
         return self.mine.row.value + row, row < self.mine.left.value
 
-    def place(self, tensor: str, row: Value, column: Value, rows: int, columns: int) -> UOp:
+    def place(self, tensor: str, row: Scalar, column: Scalar, rows: int, columns: int) -> Slot:
         """A part of the tile, for the validator."""
         return rectangle(global_tensor(tensor), self.mine.row.value + row, column, rows, columns)
 
     def put_scale(
-        self, first: Value, rows: int, token: Value, scale: UOp, mine: UOp | None = None
-    ) -> UOp:
+        self, first: Scalar, rows: int, token: Scalar, scale: Slot, mine: Value | None = None
+    ) -> Statement:
         """The scale of a lane's token, where it is `mine`; the warp has `rows` from `first` on."""
         (row, inside), tile = self.row(token), self.mine.weight.value
         place = self.place("inner_scale", first, tile, rows, 1)
@@ -370,7 +360,7 @@ class Grouped(Shape):
         there = inside if mine is None else inside & mine
         return store_global("inner_scale", index, scale, place, there)
 
-    def put_partial(self, index: UOp, inside: UOp, place: UOp, held: UOp) -> UOp:
+    def put_partial(self, index: Value, inside: Value, place: Slot, held: Slot) -> Statement:
         """One of an expert's outputs, rounded where these are."""
         if self.s.partials == BFLOAT16:
             return at.st_global_narrow(param("partial"), index, inside, place, held, dtype="bf16")
@@ -396,7 +386,9 @@ class Grouped(Shape):
             "rows: u32"
         )
 
-    def whole(self, warps: int, storage: Sequence[UOp], *roles: UOp, drained: bool = False) -> UOp:
+    def whole(
+        self, warps: int, storage: Sequence[Storage], *roles: Statement, drained: bool = False
+    ) -> Statement:
         """The lowered kernel."""
         storage = (
             self.ring.full,

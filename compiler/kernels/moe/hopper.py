@@ -10,9 +10,8 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import LANE, WARP, UOp, Value, const
-from ptxflow.compiler.ir.statements import Body, Role, role
-from ptxflow.compiler.ir.storage import part, slot
+from ptxflow.compiler.ir import Body, Role, part, role, slot
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Statement, Value, const
 from ptxflow.compiler.kernels.moe.decisions import REGS, WARPGROUP_ROWS, waves
 from ptxflow.compiler.kernels.moe.epilogue import Columns, Rows
 from ptxflow.compiler.kernels.moe.grouped import ROW, Grouped
@@ -43,7 +42,7 @@ class Products(Grouped):
 
     # -- the whole -----------------------------------------------------------------------------
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         warps = self.consumer_warps
         regs = REGS[self.up] if self.consumers == 2 else (0, 0)
@@ -55,7 +54,7 @@ class Products(Grouped):
 
     # -- multiplying ---------------------------------------------------------------------------
 
-    def step(self, use: UOp, k: UOp) -> list[Body]:
+    def step(self, use: Value, k: Value) -> list[Body]:
         """A block of K: as many parts of it as have scales of their own, in waves."""
         out: list[Body] = [self.ring.wait_full(use)]
         for scale_set in range(self.scale_sets):
@@ -72,7 +71,7 @@ class Products(Grouped):
                 ]
         return out
 
-    def mma(self, use: UOp, scale_set: int, wave: int) -> list[UOp]:
+    def mma(self, use: Value, scale_set: int, wave: int) -> list[Statement]:
         stage = self.ring.stage(use)
         out = [at.wgmma_fence()]
         each, of_wave = BLOCK // self.scale_sets, self.units // self.waves
@@ -82,7 +81,7 @@ class Products(Grouped):
                 unit = wave * of_wave + j
                 if self.swapped:
                     left, right = self.weights, self.tokens
-                    row: Value = (group * self.units + unit) * WARPGROUP_ROWS
+                    row: Scalar = (group * self.units + unit) * WARPGROUP_ROWS
                     column = 0
                 else:
                     left, right = self.tokens, self.weights
@@ -103,7 +102,7 @@ class Products(Grouped):
         own = self.tile_w // self.consumers if self.swapped else self.tile_w
         return max(1, own // BLOCK)
 
-    def load_scales(self, use: UOp, k: UOp, scale_set: int) -> list[UOp]:
+    def load_scales(self, use: Value, k: Value, scale_set: int) -> list[Statement]:
         """Behind the products that are being made."""
         base = slot(self.scales, self.ring.stage(use), scale_set * self.tile_t * 4, self.tile_t * 4)
         out = []
@@ -123,7 +122,7 @@ class Products(Grouped):
             ]
         return out
 
-    def _weight_row(self, block: int) -> UOp:
+    def _weight_row(self, block: int) -> Value:
         """The first row of weights of a block's scale."""
         tile = self.mine.weight.value
         if self.up:
@@ -131,7 +130,7 @@ class Products(Grouped):
         mine = (WARP >> 2) * (self.tile_w // self.consumers) if self.swapped else const(0)
         return tile * self.tile_w + mine + block * BLOCK
 
-    def factors(self) -> list[UOp]:
+    def factors(self) -> list[Statement]:
         """Scales of tokens times those of weights: for each block of weights, one after another."""
         count, factor = self.token_scales.n, self.scale_factors
         return [
@@ -139,7 +138,7 @@ class Products(Grouped):
             for b, held in enumerate(self.weight_scales)
         ]
 
-    def promote(self, wave: int) -> list[UOp]:
+    def promote(self, wave: int) -> list[Statement]:
         """A wave's sums to those of all K."""
         of_wave = self.units // self.waves
         out = []

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, Value, param, var
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, Scalar, Statement, param, var
 from ptxflow.compiler.ir.statements import KernelInfo, parameters
 from ptxflow.compiler.kernels.moe.problem import BLOCK, CHOSEN
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, Shape
@@ -30,7 +30,7 @@ class Ordered(Shape):
         super().__init__(problem, s, device, "o_")
         self.chosen = [self.r.uint32() for _ in range(CHOSEN)]  # rows of the token's choices
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         body = traced(self._order)
         arch, late, storage = self.device.arch, self.dependent, self.r.storage
@@ -49,7 +49,7 @@ class Ordered(Shape):
         with repeat(turn, -(-count // (WARPS * LANES)), rolled=True):
             first = (turn * WARPS + WARP) * LANES
             inside, held = first + LANE < count, self.r.uint32(width=wide * element // 4)
-            column: Value = (first + LANE) * wide
+            column: Scalar = (first + LANE) * wide
             index = CTAID * self.hidden + column if wide > 1 else column * param("seq_len") + CTAID
             emit(load_global(held.slot, source, index, inside, element=element))
             for row in (x.value for x in self.chosen):

@@ -17,9 +17,8 @@ from operator import add, or_
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, UOp, const, param, var
-from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
-from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot, smem
+from ptxflow.compiler.ir import KernelInfo, Params, global_tensor, parameters, rectangle, slot, smem
+from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, Statement, Value, const, param, var
 from ptxflow.compiler.kernels.moe.decisions import JOINED
 from ptxflow.compiler.kernels.moe.problem import CHOSEN, EXPERTS, LANE_EXPERTS, ROW_ALIGN, WORD
 from ptxflow.compiler.kernels.moe.shape import NOWHERE, TILE_WORDS, Shape
@@ -123,11 +122,11 @@ def shares_of(scores: Float32, chosen: UInt32, factor: Float32) -> Float32:
     return scores / (total + r.constant(1e-20)) * factor
 
 
-def _bit(chosen: UInt32, i: int) -> UOp:
+def _bit(chosen: UInt32, i: int) -> Value:
     return (chosen.value >> i) & 1
 
 
-def route_token(g: Shape, token: UOp) -> None:
+def route_token(g: Shape, token: Value) -> None:
     """A warp finds the choices of a token, and their shares, in ascending order of experts."""
     r, first, row = g.r, LANE * LANE_EXPERTS, (token, 0, 1, EXPERTS)
     logits, bias = r.float32(LANE_EXPERTS), r.float32(LANE_EXPERTS)
@@ -161,7 +160,7 @@ class Route(Shape):
         super().__init__(problem, s, device, "t_")
         self.warps = int(s.get("route_tokens", TOKENS))
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         body = traced(self._route)
         info = KernelInfo(ROUTE, self.device.arch, self.warps, 1, self.params, self.r.storage)
@@ -201,7 +200,7 @@ class Permute(Shape):
         tokens = "" if self.copied else " tokens"
         return routed + parameters(f"places{tokens} work tiles: ptr, seq_len: u32")
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         body = traced(self._permute)
         arch, storage = self.device.arch, (self.counts, *self.r.storage)
@@ -223,7 +222,7 @@ class Permute(Shape):
         self._list_tiles([word[:3] for word in words])
         self._list_rows([following for *_, following in words])
 
-    def _load(self, batch: UOp) -> tuple[list[UInt32], UOp]:
+    def _load(self, batch: Value) -> tuple[list[UInt32], Value]:
         """The choices of a lane's token, and whether there is such a token."""
         token = batch * LANES + LANE
         inside = token < param("seq_len")
@@ -234,7 +233,7 @@ class Permute(Shape):
             emit(load_global(held, "choices", index, inside, place, handed=True))
         return choices.each(), inside
 
-    def _choosers(self, choices: Sequence[UInt32], inside: UOp, word: int) -> UInt32:
+    def _choosers(self, choices: Sequence[UInt32], inside: Value, word: int) -> UInt32:
         """From tokens to experts: each lane gets the set of the tokens that chose its expert."""
         mine = reduce(or_, (const(1) << (c.value - word * WORD) for c in choices))
         return transpose_bits(self.r.either(inside, mine, 0))
@@ -271,7 +270,7 @@ class Permute(Shape):
             emit(store_global("tiles", 0, self.tiles.slot, (0, 0, 1, 1), LANE < 1))
         return words
 
-    def _behind(self, size: UOp, before: UOp) -> tuple[UInt32, UOp]:
+    def _behind(self, size: Value, before: Value) -> tuple[UInt32, Value]:
         """Where each lane's expert begins, and where the last one ends."""
         own = self.r.uint32(size)
         end = self.r.uint32(self.r.of(at.scan_lanes, own).value + before)

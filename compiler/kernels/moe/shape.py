@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import UOp, Value
+from ptxflow.compiler.ir import Scalar, Statement
 from ptxflow.compiler.kernels.moe.decisions import COPIED, GATHERED
 from ptxflow.compiler.kernels.moe.problem import BLOCK, CHOSEN, ROW_ALIGN, WORD
 from ptxflow.compiler.launch import Workspace
@@ -41,11 +41,11 @@ class Shape:
         self.copied = strategy.get("rows", GATHERED) == COPIED
         self.promotion = int(strategy.get("promotion", 128))
 
-    def word(self, held: Vector, tensor: str, index: Value, inside: Value = 1) -> UOp:
+    def word(self, held: Vector, tensor: str, index: Scalar, inside: Scalar = 1) -> Statement:
         """Demand a word that a kernel before has written."""
         return load_global(held.slot, tensor, index, inside, handed=True)
 
-    def wait(self) -> list[UOp]:
+    def wait(self) -> list[Statement]:
         """For the kernels before, where this one may start while they run."""
         return [at.grid_wait()] if self.dependent else []
 

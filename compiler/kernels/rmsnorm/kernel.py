@@ -16,21 +16,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import (
-    CTA_RANK,
-    CTAID,
-    LANE,
-    WARP,
-    UOp,
-    Value,
-    const,
-    param,
-    special,
-    value,
-    var,
-)
+from ptxflow.compiler.ir import const, param, slot, smem, special, value, var
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, Scalar, Slot, Statement, Value
 from ptxflow.compiler.ir.statements import KernelInfo, Params, kernel, parameters, when
-from ptxflow.compiler.ir.storage import slot, smem
 from ptxflow.compiler.kernels.rmsnorm import decisions
 from ptxflow.compiler.kernels.rmsnorm.decisions import WARP as WARP_SIZE
 from ptxflow.compiler.kernels.rmsnorm.problem import ELEMENT
@@ -109,7 +97,7 @@ class Kernel:
     def params(self) -> Params:
         return parameters(f"{' '.join(self.summands)} weight output: ptr, batch_size: u32")
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         body = traced(self._groups)
         across = [self.parts] if self.row_warps > 1 else []
@@ -142,7 +130,7 @@ class Kernel:
         with repeat(turn, mine):
             self.whole_rows(rows, group, turn, load_next)
 
-    def normalise(self, rows: list[Vector], group: UOp, turn: UOp) -> None:
+    def normalise(self, rows: list[Vector], group: Value, turn: Value) -> None:
         """One group of rows."""
         if not self.kept:
             self.again(rows, group, turn)
@@ -151,7 +139,7 @@ class Kernel:
         self.whole_rows(rows, group, turn, lambda: None)
 
     def whole_rows(
-        self, rows: list[Vector], group: UOp, turn: UOp, after: Callable[[], None]
+        self, rows: list[Vector], group: Value, turn: Value, after: Callable[[], None]
     ) -> None:
         """The rows stay in registers between the sum and the scaling; `after` the squares, what
         they were loaded into is free.
@@ -171,7 +159,7 @@ class Kernel:
         for v, x in zip(rows, wide, strict=True):
             self._finish(v, x, scale, group)
 
-    def again(self, rows: list[Vector], group: UOp, turn: UOp) -> None:
+    def again(self, rows: list[Vector], group: Value, turn: Value) -> None:
         """The row is read once for its sum and once more to be scaled."""
         trips = const(-(-self.vectors // self.at_once), "chunks")
         c, d = var("chunk"), var("chunk_again")
@@ -191,7 +179,7 @@ class Kernel:
 
     # -- places --------------------------------------------------------------------------------
 
-    def _row(self, group: UOp, k: int) -> tuple[UOp, UOp, int]:
+    def _row(self, group: Value, k: int) -> tuple[Value, Value, int]:
         """The lane's k-th row, the first row of its warp, and how many rows the warp has."""
         first = group * self.group_rows + k * self.s.rows
         if self.row_threads >= WARP_SIZE:
@@ -202,18 +190,18 @@ class Kernel:
         return warp_row + LANE // self.row_threads, warp_row, count
 
     @property
-    def _thread(self) -> UOp:
+    def _thread(self) -> Value:
         """The lane's place among the threads of its row."""
         if self.row_threads <= WARP_SIZE:
             return LANE % self.row_threads
         place = WARP % self.row_warps * WARP_SIZE + LANE
         return CTA_RANK * self.row_threads + place if self.ctas > 1 else place
 
-    def _first(self, chunk: Value) -> UOp:
+    def _first(self, chunk: Scalar) -> Value:
         """First element of a lane's first vector in a chunk."""
         return self._thread * self.width + value(chunk) * (self.at_once * self.step)
 
-    def _inside(self, j: int, chunk: Value) -> list[UOp]:
+    def _inside(self, j: int, chunk: Scalar) -> list[Value]:
         """Whether a lane's vector lies in the row: nothing to ask where it always does."""
         extent = (j + 1 if self.kept else self.at_once) * self.step
         whole = self.hidden >= extent if self.kept else self.hidden % extent == 0
@@ -221,7 +209,7 @@ class Kernel:
             return []
         return [self._first(chunk) + j * self.step < self.hidden]
 
-    def _access(self, v: Vector, group: UOp, chunk: Value) -> tuple[UOp, UOp, Place]:
+    def _access(self, v: Vector, group: Value, chunk: Scalar) -> tuple[Value, Value, Place]:
         """Index, predicate and the warp's rectangle of a vector in a tensor of rows."""
         row, warp_row, rows = self._row(group, v.k)
         lanes = min(self.row_threads, WARP_SIZE)
@@ -241,7 +229,7 @@ class Kernel:
 
     # -- loading -------------------------------------------------------------------------------
 
-    def _load(self, rows: list[Vector], group: UOp, chunk: Value = 0) -> None:
+    def _load(self, rows: list[Vector], group: Value, chunk: Scalar = 0) -> None:
         """Vectors of everything that is summed to x."""
         how = {"cache": cache_hint(self.s.load_cache), "prefetch": self.s.load_prefetch}
         for v in rows:
@@ -255,7 +243,7 @@ class Kernel:
         for j in range(self.vectors if self.kept and self.s.weights == time else 0):
             self._load_weight(j, 0)
 
-    def _load_weight(self, j: int, chunk: Value) -> None:
+    def _load_weight(self, j: int, chunk: Scalar) -> None:
         column = value(chunk) * (self.at_once * self.step) + j * self.step
         (inside,) = self._inside(j, chunk) or [const(1)]
         place, attrs = (0, column, 1, self.step), {"cache": WEIGHT_CACHE}
@@ -282,7 +270,7 @@ class Kernel:
             x = x + raw.unpack(self._dtype, last="src")
         return x
 
-    def reduce(self, turn: UOp, sums: list[Float32]) -> Float32:
+    def reduce(self, turn: Value, sums: list[Float32]) -> Float32:
         """Sums of squares of the row's threads, to 1 / sqrt(mean + eps) in each of them."""
         total = self.r.float32(self.flight)
         for k, four in enumerate(sums):
@@ -298,7 +286,7 @@ class Kernel:
         """Sums over groups of lanes, in every lane."""
         return SUM.across(held, [lanes >> i for i in range(1, lanes.bit_length())])
 
-    def _exchange(self, turn: UOp, total: Float32) -> Float32:
+    def _exchange(self, turn: Value, total: Float32) -> Float32:
         """One lane of each warp leaves its part; every lane takes parts of its row, and adds them
         up."""
         stage = turn % 2 if self.loops else const(0)
@@ -320,9 +308,9 @@ class Kernel:
             self._add_up([part[i : i + wide] for i in begins], out[k])
         return out
 
-    def _take(self, target: Float32, every: UOp) -> list[UOp]:
+    def _take(self, target: Float32, every: Slot) -> list[Statement]:
         """The lane's pieces of a row: every so many-th of each CTA that shares the row."""
-        out, width = list[UOp](), self.piece
+        out, width = list[Statement](), self.piece
         for i in range(self.taken // width):
             turn, rank = divmod(i, self.ctas)
             own = target[i * width : (i + 1) * width]
@@ -341,7 +329,7 @@ class Kernel:
             emit(at.sum_f32(total, held[: other.n], other))
             held = total
 
-    def _meet(self, row: UOp) -> list[UOp]:
+    def _meet(self, row: Value) -> list[Statement]:
         """The warps of the cluster, of the CTA, or those of each row by a barrier of its own."""
         if self.ctas > 1:
             return [at.cluster_arrive(), at.cluster_wait()]
@@ -350,7 +338,9 @@ class Kernel:
         meet = [at.named_sync(id=1 + r, threads=self.row_threads) for r in range(self.s.rows)]
         return [when(row.eq(r), each) for r, each in enumerate(meet)]
 
-    def _finish(self, v: Vector, x: Float32, scale: Float32, group: UOp, chunk: Value = 0) -> None:
+    def _finish(
+        self, v: Vector, x: Float32, scale: Float32, group: Value, chunk: Scalar = 0
+    ) -> None:
         """(x * scale) * weight, rounded once, to global memory."""
         product = x * scale[v.k] * self.weight[v.j].unpack(self._dtype)
         out, offset = product.pack(self._dtype), self._offset(v.j)

@@ -13,7 +13,7 @@ from operator import add
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.candidates import SHARE
-from ptxflow.compiler.ir.nodes import LANE, UOp, alu, const
+from ptxflow.compiler.ir.nodes import LANE, Slot, Value, alu, const
 from ptxflow.compiler.kernels.sampling.filters import weight
 from ptxflow.compiler.tile.bins import running, told
 from ptxflow.compiler.tile.tensors import Place, load_global
@@ -24,7 +24,7 @@ ROUNDS = 10
 MULTIPLIERS, INCREMENTS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 
 
-def philox(state: UInt32, words: Sequence[UOp], row: UOp) -> UInt32:
+def philox(state: UInt32, words: Sequence[Value], row: Value) -> UInt32:
     """64 bits, the lower word first, of Philox4x32-10 (Salmon et al., SC 2011): of the counter
     (offset, row, 0) under the seed. To each word of seed and offset is added that of the state,
     without carry."""
@@ -39,31 +39,31 @@ def philox(state: UInt32, words: Sequence[UOp], row: UOp) -> UInt32:
     return state.registers.together(c[:2])
 
 
-def _before(r: Registers, x: UOp) -> tuple[UOp, UOp]:
+def _before(r: Registers, x: Value) -> tuple[Value, Value]:
     """What lower lanes have, and these and the lane."""
     end = running(r, x)
     return end - x, end
 
 
-def _ends(r: Registers, values: Sequence[UOp]) -> list[UOp]:
+def _ends(r: Registers, values: Sequence[Value]) -> list[Value]:
     """What the first values add up to, the first two, ... and all."""
     return list(accumulate(values, lambda a, b: r.uint32(a + b).value))
 
 
 def pick_segment(
-    shares: UOp, ties: UOp, count: int, key: UInt32, allowed: UOp, uniform: UInt32
-) -> tuple[UOp, UOp, UOp]:
+    shares: Slot, ties: Slot, count: int, key: UInt32, allowed: Value, uniform: UInt32
+) -> tuple[Value, Value, Value]:
     """Where a number falls among the kept masses: the segment and 1 (0 where no mass is), how far
     into it, and how many ties are kept from there on. A lane has neighbouring segments; then each
     of the lane's that holds the target has one."""
     r, own, tie = key.registers, -(-count // WARP_SIZE), weight(key)
 
-    def held(segment: UOp, inside: UOp) -> list[UOp]:
+    def held(segment: Value, inside: Value) -> list[Value]:
         place = segment.min(count - 1) * SHARE
         words = (r.of(at.ld_shared, x, place).value for x in (shares, ties))
         return [r.either(inside, word, 0).value for word in words]
 
-    def kept(mass: UOp, equal: UOp) -> UOp:
+    def kept(mass: Value, equal: Value) -> Value:
         return equal.min(allowed) * tie + mass
 
     segments = [LANE * own + i for i in range(own)]
@@ -94,7 +94,7 @@ def pick_segment(
 
 
 def locate(
-    key: UInt32, segment: UOp, goal: UOp, allowed: UOp, index: UOp, place: Place, size: int,
+    key: UInt32, segment: Value, goal: Value, allowed: Value, index: Value, place: Place, size: int,
     vector: int, vocab: int,
 ) -> UInt32:  # fmt: skip
     """The element of a segment that holds the target, in the order of indices, in every lane; 0
@@ -111,7 +111,7 @@ def locate(
     equal = [e.eq(key.value) for e in elements]
     *ranks, ties = [const(0), *_ends(r, equal)]
     start, _ = _before(r, ties)
-    kept = list[UOp]()
+    kept = list[Value]()
     for e, same, mass, rank in zip(elements, equal, weights, ranks, strict=True):
         keeps = (key.value < e) | (same & (start + rank < allowed))
         kept.append(r.either(keeps, mass, 0).value)

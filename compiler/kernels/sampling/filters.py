@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.reductions import KEY_BITS, LEAST
-from ptxflow.compiler.ir import UOp, alu
+from ptxflow.compiler.ir import Value, alu
 from ptxflow.compiler.tile.values import UInt32, emit
 
 ACTIVE = "active"  # a register, which the trip classes say
@@ -32,28 +32,28 @@ def goal_of_k(k: UInt32) -> UInt32:
     return k.registers.uint32((k.value - 1).min(MANY))
 
 
-def goal_of_p(p: UInt32, total: UOp) -> UInt32:
+def goal_of_p(p: UInt32, total: Value) -> UInt32:
     """floor(p total), p in steps of 2^-31; 0 for p <= 0, EVERYTHING from 1 on."""
     share = p.registers.of(at.weigh, p, rounding="rzi").value
     floor = (alu("mulhi", share, total) << 1) | ((share * total) >> 31)
     return p.registers.either(p.value - ONE < INFINITY - ONE + 1, EVERYTHING, floor)
 
 
-def whole_kept(total: UInt32, key: UInt32, ties: UInt32) -> UOp:
+def whole_kept(total: UInt32, key: UInt32, ties: UInt32) -> Value:
     """The mass above a threshold, and that of its ties."""
     return weight(key) * ties.value + total.value
 
 
-def weight(key: UInt32) -> UOp:
+def weight(key: UInt32) -> Value:
     """Of an element."""
     return key.registers.of(at.weigh, key).value
 
 
-def _digit(found: UInt32) -> UOp:
+def _digit(found: UInt32) -> Value:
     return found.registers.of(at.copy, found[0]).value
 
 
-def left(found: UInt32) -> UOp:
+def left(found: UInt32) -> Value:
     """Of the goal, where it was found."""
     return found.registers.of(at.copy, found[1]).value
 
@@ -106,7 +106,7 @@ def ties_of_rest(ties: UInt32, total: UInt32, goal: UInt32, key: UInt32) -> UInt
     return key.registers.uint32(_until(goal.value - total.value, key).min(ties.value))
 
 
-def _until(goal: UOp, key: UInt32) -> UOp:
+def _until(goal: Value, key: UInt32) -> Value:
     """As many elements equal to a key as bring their weights, 1 at least, above a goal."""
     each = weight(key)
     return (goal // (each + each.eq(0))).min(MANY - 1) + 1

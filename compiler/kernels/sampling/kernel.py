@@ -22,9 +22,8 @@ from ptxflow.compiler.atoms.reductions import KEY_BITS, LEAST
 from ptxflow.compiler.atoms.threads import cache_hint
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, UOp, const, param, var
-from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters
-from ptxflow.compiler.ir.storage import part, slot, smem
+from ptxflow.compiler.ir import KernelInfo, Params, const, param, parameters, part, slot, smem, var
+from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, Slot, Statement, Storage, Value
 from ptxflow.compiler.kernels.sampling import decisions, draw, filters
 from ptxflow.compiler.kernels.sampling.decisions import ALIGN, LINE, REGISTERS, SHARED
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT, SAMPLE
@@ -40,8 +39,8 @@ FOUND = 8  # bytes of what is found
 PRESENT = f"{GENERATOR}_present"
 RANDOM = ("seed_low", "seed_high", "offset_low", "offset_high")
 
-Visit = Callable[[UInt32, UOp], UOp | None]  # (elements, chunk)
-Pass = Callable[[UInt32, Callable[[], UOp]], None]  # (element, which finds its segment)
+Visit = Callable[[UInt32, Value], Statement | None]  # (elements, chunk)
+Pass = Callable[[UInt32, Callable[[], Value]], None]  # (element, which finds its segment)
 Ties = Callable[[], UInt32]  # finds how many of the threshold's equals are kept
 FIRST = WARP.eq(0)
 AHEAD = 4  # vectors of a row that a thread of the leader has in flight
@@ -69,8 +68,8 @@ class Kernel:
         self.rank = CTA_RANK if self.ctas > 1 else const(0)
         self.row = CTAID // self.ctas
         self.smem_bytes = int(decisions.smem_bytes(f, problem))
-        self.storage: list[UOp] = []
-        self.zeroed: dict[UOp, int] = {}  # lines
+        self.storage: list[Storage] = []
+        self.zeroed: dict[Storage, int] = {}  # lines
         self.overflow = slot(self._zeroed("overflow", LINE), 0, 0, 4)
         self.lists = self._smem("lists", self.runs * self.slots * SLOT)
         self.tallies = self._smem("tallies", self.runs * TALLY)
@@ -88,12 +87,12 @@ class Kernel:
         # what is said of a visit where elements are fetched anew for the next
         self._once: dict[str, Any] = {} if self.kept else {"last": "src"}
 
-    def _smem(self, name: str, size: int) -> UOp:
+    def _smem(self, name: str, size: int) -> Storage:
         storage = smem(name, -(-size // ALIGN) * ALIGN, align=ALIGN)
         self.storage.append(storage)
         return storage
 
-    def _zeroed(self, name: str, size: int, more: int = 0) -> UOp:
+    def _zeroed(self, name: str, size: int, more: int = 0) -> Storage:
         """Storage that is zeroed at the start, and read when something was added to it; `more`
         bytes behind it are not."""
         lines = -(-size // LINE)
@@ -108,7 +107,7 @@ class Kernel:
         tensors, words = " ".join(self.filters), " ".join((*RANDOM, PRESENT))
         return parameters(f"probs {tensors} samples {GENERATOR}: ptr, {words}: u32")
 
-    def build(self) -> UOp:
+    def build(self) -> Statement:
         """The lowered kernel."""
         search = traced(self._search)  # which says what is to be zeroed
         start = traced(self._start)
@@ -144,7 +143,7 @@ class Kernel:
 
     # -- passes over the row -------------------------------------------------------------------
 
-    def _load(self, j: int, chunk: UOp) -> UOp:
+    def _load(self, j: int, chunk: Value) -> Statement:
         """A vector of a chunk from global memory; zeros beyond the row, which nobody draws."""
         segment = (self.rank * self.warps + WARP) * self.chunks + chunk
         first = segment * self.size + LANE * self.width + j * self.step
@@ -160,7 +159,7 @@ class Kernel:
             prefetch=self.s.load_prefetch,
         )
 
-    def _stash(self, j: int, chunk: UOp, store: bool) -> UOp:
+    def _stash(self, j: int, chunk: Value, store: bool) -> Statement:
         """A vector of a chunk into shared memory or back; nobody but the lane uses it."""
         size = self.step * ELEMENT
         start = (WARP * self.vectors + chunk * self.at_once + j) * size
@@ -172,7 +171,7 @@ class Kernel:
 
     def _clean(self) -> None:
         """What was loaded, between 0 and 1; NaN as 0."""
-        once = {} if self.kept else {"last": "a"}
+        once: dict[str, Any] = {} if self.kept else {"last": "a"}
         emit(at.sum_f32(self.elements, self.raw, self.r.constant(0.0), sat=".sat", **once))
 
     def sweep(self, visit: Visit) -> None:
@@ -201,7 +200,7 @@ class Kernel:
         bins = self._bins("bins", self.warps, self.ctas, **self.first)
         quantity = "count" if "top_k" in self.filters else "mass"
 
-        def visit(x: UInt32, _: UOp) -> None:
+        def visit(x: UInt32, _: Value) -> None:
             if active is None:
                 return self._tally(bins, x, quantity, const(0))
             with where(active.value.ne(0)):
@@ -221,7 +220,7 @@ class Kernel:
         emit(meet(self.ctas))
         return bins, uniform
 
-    def _tally(self, bins: Bins, x: UInt32, quantity: str, zero: UOp) -> None:
+    def _tally(self, bins: Bins, x: UInt32, quantity: str, zero: Value) -> None:
         """Counts or weights of elements by the first digit of their keys."""
         least, shift = zero | LEAST, zero | (KEY_BITS - self.bits)
         one = self.r.uint32(1) if quantity == "count" else None
@@ -233,13 +232,13 @@ class Kernel:
         run, group = self.rank * self.warps + WARP, int(self.s.group) * self.width
         listed = self.r.uint32()
 
-        def visit(x: UInt32, chunk: UOp) -> UOp:
+        def visit(x: UInt32, chunk: Value) -> Statement:
             segment = run * self.chunks + chunk
-            places = [
+            places = (
                 slot(self.lists, 0, run * (self.slots * SLOT), self.slots * SLOT),
                 slot(self.tallies, 0, run * TALLY, TALLY),
                 slot(self.shares, 0, run * (self.chunks * SHARE), self.chunks * SHARE),
-            ]
+            )
             return at.sift(*places, self.overflow, listed, x, window, segment, chunk, chunk.ne(0),
                            0, group=group, slots=self.slots, peers=self.ctas,
                            **self._once)  # fmt: skip
@@ -255,7 +254,7 @@ class Kernel:
         place = slot(self._zeroed(name, size, 4 * ranges), 0, 0, size + 4 * ranges)
         return Bins(self.r, place, bits, ranges, copies, peers, self.rank)
 
-    def _pick(self, name: str, bins: Bins, goal: UOp) -> UOp:
+    def _pick(self, name: str, bins: Bins, goal: Value) -> Slot:
         """The bin at which the goal is passed, by one warp: where it says so."""
         r, place = self.r, slot(self._smem(f"{name}_place", FOUND), 0, 0, FOUND)
         found = bins.pick(goal)
@@ -265,7 +264,7 @@ class Kernel:
         emit(at.st_shared_lanes(place, 0, mine, r.together([*words])))
         return place
 
-    def _read(self, place: UOp) -> UInt32:
+    def _read(self, place: Slot) -> UInt32:
         """What one warp has found, to all."""
         emit(at.cta_sync())
         return self.r.of(at.ld_shared, place, 0, n=2, unread="dst", alike=True)
@@ -394,7 +393,7 @@ def trip(k: Kernel) -> dict[str, int]:
     return {f"{name}{i}": x for i in range(PASSES) for name, x in held.items()}
 
 
-def _read(word: UInt32) -> UOp:
+def _read(word: UInt32) -> Value:
     return word.apply(at.copy).value
 
 
@@ -407,7 +406,7 @@ class Candidates:
         self.k, self.r, self.passes = k, k.r, 0
         self.overflow = self.r.of(at.ld_shared, k.overflow, 0, alike=True).value
 
-    def _each(self, visit: Pass, some: UOp = const(1)) -> None:  # noqa: B008
+    def _each(self, visit: Pass, some: Value = const(1)) -> None:  # noqa: B008
         """All of them, where there are some."""
         k, r, n = self.k, self.r, self.passes
         self.passes += 1
@@ -426,7 +425,7 @@ class Candidates:
         with repeat(var(f"turn{n}"), row.value, WARP * k.step, AHEAD * k.step * k.warps):
             self._turn(var(f"turn{n}") + LANE * k.width, visit)
 
-    def _turn(self, first: UOp, visit: Pass) -> None:
+    def _turn(self, first: Value, visit: Pass) -> None:
         """Elements of the row, from a lane's first one on."""
         k, r = self.k, self.r
         held, on = r.uint32(width=AHEAD * k.width), k.step * k.warps
@@ -441,7 +440,7 @@ class Candidates:
         """Or weigh by the next digit, at `shift`, those above an element that share a prefix."""
         one = self.r.uint32(1) if quantity == "count" else None
 
-        def visit(x: UInt32, _: Callable[[], UOp]) -> None:
+        def visit(x: UInt32, _: Callable[[], Value]) -> None:
             key = x.value - LEAST
             shares = (key >> (shift + bins.bits)).eq(prefix.value)
             word = one or x.apply(at.weigh)
@@ -450,12 +449,12 @@ class Candidates:
 
         self._each(visit, prefix.value.ne(filters.NOWHERE))
 
-    def settle(self, shares: UOp, ties: UOp, key: UInt32, window: UInt32) -> None:
+    def settle(self, shares: Slot, ties: Slot, key: UInt32, window: UInt32) -> None:
         """The weights of those above the threshold to the shares of their segments, and the number
         of those equal to it to the ties."""
         high, one = window[0].apply(at.copy).value, self.r.uint32(1)
 
-        def visit(x: UInt32, segment: Callable[[], UOp]) -> None:
+        def visit(x: UInt32, segment: Callable[[], Value]) -> None:
             below, place = x.value < high, segment() * SHARE
             emit(at.put_place(shares, place, below & (key.value < x.value), x.apply(at.weigh)))
             emit(at.put_place(ties, place, below & x.value.eq(key.value), one))
