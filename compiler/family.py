@@ -20,7 +20,7 @@ from ptxflow.compiler.device import Device
 
 if TYPE_CHECKING:
     from ptxflow.compiler.ir import UOp
-    from ptxflow.compiler.launch import Launch
+    from ptxflow.compiler.launch import Held, Launch
 
 Choice = int | str
 C = TypeVar("C")  # a family's table of costs
@@ -258,6 +258,11 @@ def as_they_are(choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
     return choices
 
 
+def nothing_held(axes: Mapping[str, int]) -> tuple[Mapping[str, int], dict[str, Held]]:
+    """For a family that does not say what its tensors are."""
+    return axes, {}
+
+
 def no_features(problem: Problem, device: Device) -> dict[str, float]:
     """For a family that the generic problem features describe well enough."""
     return {}
@@ -359,6 +364,8 @@ class Definitions(Protocol):
     def family(self) -> str: ...
     @property
     def problem(self) -> Callable[[Mapping[str, Any], Mapping[str, int]], Problem]: ...
+    @property
+    def held(self) -> Callable[[Mapping[str, int]], tuple[Mapping[str, int], dict[str, Held]]]: ...
 
 
 class Space(Protocol):
@@ -417,6 +424,8 @@ class Family:
     #: further problems to emulate on, which are chosen from by what they cover
     trials: Callable[[Problem, Strategy, Device], Trials] = no_trials
     features: Callable[[Problem, Device], dict[str, float]] = no_features  # same names every time
+    #: all axes of some, and at these what tensors are and hold
+    held: Callable[[Mapping[str, int]], tuple[Mapping[str, int], dict[str, Held]]] = nothing_held
     #: which definitions of its op types, by the names of their inputs
     accepts: Callable[[Collection[str]], bool] = any_inputs
     #: device -> frozen dataclass of the constants that `demand` uses; calibration replaces entries
@@ -449,6 +458,7 @@ class Family:
             model.demand,
             *kernels,
             features=model.features,
+            held=definitions.held,
             costs=model.COSTS,
             **more,
         )

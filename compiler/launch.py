@@ -13,7 +13,7 @@ import operator
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Expr = str  # over axis names, integers, + - * // % and min, max
 ALIGNED_WORKSPACE = 256  # bytes, as the driver's own allocations and torch's have
@@ -173,6 +173,18 @@ class Workspace:
 
     name: str
     bytes: Expr
+
+
+class Held(NamedTuple):
+    """A tensor of a call at given axes: its bytes; and of whole numbers by which kernels find their
+    way the greatest, whether each is no less than the one before, whether all ones name none, and
+    how its definition says so."""
+
+    bytes: int
+    most: int | None = None
+    ascending: bool = False
+    missing: bool = False
+    said: str = ""
 
 
 @dataclass(frozen=True)

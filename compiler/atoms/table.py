@@ -85,6 +85,7 @@ class Atom:
     archs: tuple[str, ...] = BOTH
     label: bool = False  # the text holds a label: it cannot be predicated
     orders: bool = False  # it exists only to order others: a wait, arrive, fence, commit, barrier
+    among: tuple[str, ...] = ()  # operands of which the result is one, of this lane or another
     #: of attributes, and of operands that may be left out behind those that are given
     defaults: tuple[tuple[str, Any], ...] = field(default=())
     #: operands that an abstract run does not follow, where the row has them: which data an address
@@ -176,6 +177,7 @@ def instruction(
     sass: tuple[str, ...] | Callable[[UOp], tuple[str, ...]] = (),
     defaults: tuple[tuple[str, Any], ...] = (),
     label: bool = False,
+    among: tuple[str, ...] = (),
 ) -> Callable[..., UOp]:
     """A row by its head: `name(dst: smem w async mbar, c0 c1: value) warp one -> effect`.
 
@@ -207,7 +209,7 @@ def instruction(
     order = tuple(sorted(accessed, key=lambda a: _MODES.index(a.mode)))
     row = Atom(name, tuple(kinds), scope, lanes, ptx, isa, order, effect, (*stated, *rules), sass)
     archs, orders = tuple(a for a in BOTH if a in told) or BOTH, "orders" in told
-    return add(replace(row, archs=archs, label=label, orders=orders, defaults=defaults))
+    return add(replace(row, archs=archs, label=label, orders=orders, defaults=defaults, among=among))
 
 
 def _parameter(name: str, index: int) -> Rule:
