@@ -258,6 +258,12 @@ class Launch:
         )
 
 
+def scalars_of(step: Launch, axes: Mapping[str, int]) -> dict[str, int]:
+    """The scalar parameters of one launch that axes tell."""
+    given = (p for p in step.params if isinstance(p, ScalarParam))
+    return {p.name: evaluate(p.value, axes) for p in given}
+
+
 Given = Mapping[str, Param | Expr]  # what parameters are passed, by name; of axes, expressions
 
 

@@ -209,7 +209,9 @@ def instruction(
     order = tuple(sorted(accessed, key=lambda a: _MODES.index(a.mode)))
     row = Atom(name, tuple(kinds), scope, lanes, ptx, isa, order, effect, (*stated, *rules), sass)
     archs, orders = tuple(a for a in BOTH if a in told) or BOTH, "orders" in told
-    return add(replace(row, archs=archs, label=label, orders=orders, defaults=defaults, among=among))
+    return add(
+        replace(row, archs=archs, label=label, orders=orders, defaults=defaults, among=among)
+    )
 
 
 def _parameter(name: str, index: int) -> Rule:

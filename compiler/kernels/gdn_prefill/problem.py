@@ -57,6 +57,4 @@ def _refused(a: Axes, inputs: Collection[str]) -> Iterator[str]:
 
 
 FOLLOWING = {"len_cu_seqlens": "num_seqs + 1"}
-SCHEMA = Schema(
-    "gdn_prefill", "a gdn prefill", TENSORS, _refused, _work, SHARING, follow=FOLLOWING
-)
+SCHEMA = Schema("gdn_prefill", "a gdn prefill", TENSORS, _refused, _work, SHARING, follow=FOLLOWING)
