@@ -33,7 +33,6 @@ class Reach(NamedTuple):
 
     node: UOp
     tensor: str
-    end: float  # bytes, at the most
     inside: bool
     by: frozenset[str] | None  # tensors whose content it rests on; None: on what nothing states
 
@@ -364,8 +363,8 @@ class Indices:
                 fits &= inside.high(part, LIMIT - 1) < LIMIT and inside.low(part, 0) >= 0
                 form = add(form, part, unit)
             by = self._rests(*(named[n] for n in (*counted, "inside") if n in named))
-            end = inside.ends(form, size) if by is not None else inside.top(form)
-            yield Reach(node, tensor.arg.name, end, fits and end <= size, by)
+            fits &= (inside.high(form, size, 1) if by is None else inside.ends(form, size)) <= size
+            yield Reach(node, tensor.arg.name, fits, by)
 
 
 def _writes(node: UOp) -> Iterator[str]:
@@ -402,27 +401,29 @@ def _special(name: str) -> UOp:
 
 def check_bounds(lowered: UOp, launch: Launch, axes: Axes, held: Tensors) -> list[str]:
     """Raise SpecError for a direct access of which some thread is behind its tensor whatever data
-    are, at these axes or at odd ones; a line for each kernel of what is proven of its accesses."""
-    lines, samples = list[str](), [held(axes), held(odd(launch, axes))]
+    are; a line for each kernel of what is proven of its accesses. Axes that the launch is told are
+    odd, and no less than these."""
+    lines, (at, sizes) = list[str](), odd(launch, axes, held)
     for kernel, step in zip(kernels_of(lowered), launch.steps, strict=True):
-        found = dict[UOp, Reach]()
-        for at, tensors in samples:
-            grid, scalars = evaluate(step.grid[0], at), scalars_of(step, at)
-            sizes = tensors | {w.name: Held(evaluate(w.bytes, at)) for w in launch.workspace}
-            reaches = list(Indices(kernel, grid, scalars, sizes).reaches())
-            if not all(reach.inside for reach in reaches):
-                _refuse_certain(kernel, grid, scalars, at, sizes)
-            for reach in reaches:
-                if reach.node not in found or found[reach.node].inside:
-                    found[reach.node] = reach
-        lines.append(f"bounds: {kernel.arg.name}: {_proven(list(found.values()), sizes)}")
+        grid, scalars = evaluate(step.grid[0], at), scalars_of(step, at)
+        reaches = list(Indices(kernel, grid, scalars, sizes).reaches())
+        if not all(reach.inside for reach in reaches):
+            _refuse_certain(kernel, grid, scalars, at, sizes)
+        lines.append(f"bounds: {kernel.arg.name}: {_proven(reaches, sizes)}")
     return lines
 
 
-def odd(launch: Launch, axes: Axes) -> Axes:
-    """The same problem at odd sizes of all axes that its launch is told."""
+def odd(launch: Launch, axes: Axes, held: Tensors) -> tuple[Axes, dict[str, Held]]:
+    """A size at which no tile is full, and its tensors and workspaces; where these would be large,
+    about that of the problem."""
     named = set(re.findall(r"[A-Za-z_]\w*", " ".join(launch.expressions())))
-    return {n: ODD[i % len(ODD)] if n in named else v for i, (n, v) in enumerate(axes.items())}
+    for least in (ODD, (1,)):
+        told = ((n, least[i % len(least)]) for i, n in enumerate(axes) if n in named)
+        at, sizes = held({**axes, **{n: max(axes[n] | 1, prime) for n, prime in told}})
+        sizes = sizes | {w.name: Held(evaluate(w.bytes, at)) for w in launch.workspace}
+        if max(each.bytes for each in sizes.values()) <= LIMIT:
+            break
+    return at, sizes
 
 
 def _refuse_certain(

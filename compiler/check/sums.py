@@ -15,7 +15,7 @@ from typing import Any
 from ptxflow.compiler.ir import Op, UOp
 
 LIMIT = 1 << 32
-STEPS, BEAM = 4, 24  # facts that are added to a sum, and sums that are kept after each
+STEPS, BEAM = 4, 8  # facts that are added to a sum, and sums that are kept after each
 Form = dict[Any, Any]  # coefficients of symbols, that of None is a constant
 Range = tuple[int, int]
 ANY: Range = (0, LIMIT - 1)
@@ -73,10 +73,10 @@ class Path:
                 best = min(best, self.high(above, goal - left) + left)
         return best
 
-    def high(self, form: Form, goal: int) -> int:
+    def high(self, form: Form, goal: int, steps: int = STEPS) -> int:
         """What it is at the most, by all that is known; it need not be less than the goal."""
         best, front = self.top(form), [form]
-        for _ in range(STEPS):
+        for _ in range(steps):
             if best <= goal:
                 break
             made = {frozenset(m.items()): m for f in front for m in self._moves(f)}
@@ -84,7 +84,7 @@ class Path:
             best = min([best, *map(self.top, front[:1])])
         least = form.get(None, 0)  # it is that, and a multiple of what its other terms are
         unit = gcd(*(n for s, n in form.items() if s is not None)) or 1
-        return floor((best - least) / Fraction(unit)) * unit + least
+        return int(floor((best - least) / Fraction(unit)) * unit + least)
 
     def low(self, form: Form, goal: int) -> Any:
         return -self.high(scaled(form, -1), -goal)
