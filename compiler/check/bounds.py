@@ -25,6 +25,7 @@ from ptxflow.compiler.launch import Held, Launch, evaluate, scalars_of
 
 Axes = Mapping[str, int]
 Tensors = Callable[[Axes], tuple[Axes, dict[str, Held]]]  # all axes of some, and what is held there
+LAST = 160  # CTAs of a grid that are looked at one by one: all of a persistent kernel
 ODD = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)  # axes at which no tile is full
 
 
@@ -430,7 +431,7 @@ def _refuse_certain(
     kernel: UOp, grid: int, scalars: Mapping[str, int], at: Axes, sizes: Mapping[str, Held]
 ) -> None:
     cluster = kernel.arg.cluster
-    ctas = sorted({*range(cluster), *range(grid - cluster, grid)})
+    ctas = sorted({*range(cluster), *range(max(grid - LAST, 0) // cluster * cluster, grid)})
     for touch in Certain(kernel, ctas, grid, scalars).touches():
         held = sizes.get(touch.tensor)
         if held and touch.least > held.bytes:
