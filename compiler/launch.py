@@ -11,7 +11,7 @@ import ast
 import functools
 import operator
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -185,6 +185,10 @@ class Held(NamedTuple):
     ascending: bool = False
     missing: bool = False
     said: str = ""
+
+
+#: all axes of some, and the tensors at these, by name
+Tensors = Callable[[Mapping[str, int]], tuple[Mapping[str, int], dict[str, Held]]]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ registers hold of a tensor of the definition is what its table says of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from math import floor, prod
 from typing import NamedTuple
@@ -21,10 +21,9 @@ from ptxflow.compiler.check.sums import ANY, LIMIT, Form, Path, add, constant, s
 from ptxflow.compiler.check.values import registers_of
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.ir import FOLD, PREDICATES, Op, UOp, body_of, kernels_of, show, walk
-from ptxflow.compiler.launch import Held, Launch, evaluate, scalars_of
+from ptxflow.compiler.launch import Held, Launch, Tensors, evaluate, scalars_of
 
 Axes = Mapping[str, int]
-Tensors = Callable[[Axes], tuple[Axes, dict[str, Held]]]  # all axes of some, and what is held there
 LAST = 160  # CTAs of a grid that are looked at one by one: all of a persistent kernel
 ODD = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)  # axes at which no tile is full
 
