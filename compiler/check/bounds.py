@@ -285,6 +285,8 @@ class Indices:
     def _written(
         self, node: UOp, path: Path
     ) -> Iterator[tuple[int, int, int, frozenset[str] | None]]:
+        """What an instruction leaves in a register. `found`: a tensor, and from what to what a
+        search of its entries finds one, as the search says."""
         row, said = atom(node.arg.atom), node.arg.attr("found")
         named = {name: source for (name, _), source in zip(row.operands, node.src, strict=True)}
         if said:
