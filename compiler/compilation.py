@@ -10,7 +10,7 @@ from ptxflow.compiler.backend import cache, ptxas, sass
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.backend.ptxas import Assembly, Usage
 from ptxflow.compiler.backend.sass import SassReport
-from ptxflow.compiler.check import check, check_launch
+from ptxflow.compiler.check import check, check_bounds, check_launch
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import AssemblyError, CompileError, IllegalStrategy
 from ptxflow.compiler.family import Family, Problem, Strategy, Trip
@@ -78,9 +78,10 @@ def prepare(
     maker = maker or family(strategy.family)
     _refuse_illegal(maker.wide.refusals(problem, strategy, device), strategy, problem, device)
     kernel = maker.build(problem, strategy, device)
-    checks = validate(kernel, maker.trips(problem, strategy, device), device)
+    checks = [*validate(kernel, maker.trips(problem, strategy, device), device)]
     launch = maker.launch(problem, strategy, device)
     check_launch(kernel, launch)
+    checks += check_bounds(kernel, launch, dict(problem.axes), maker.held)
     text = write(kernel, device)
     return Draft(problem, strategy, device, launch, text, techniques(kernel), tuple(checks))
 

@@ -20,7 +20,7 @@ from ptxflow.compiler.device import Device
 
 if TYPE_CHECKING:
     from ptxflow.compiler.ir import Statement
-    from ptxflow.compiler.launch import Launch
+    from ptxflow.compiler.launch import Launch, Tensors
 
 Choice = int | str
 C = TypeVar("C")  # a family's table of costs
@@ -252,16 +252,6 @@ def either(condition: Any, first: L, second: L) -> L:
     return replace(second, **chosen)
 
 
-def as_they_are(choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
-    """For a family whose decisions have not changed since they were first recorded."""
-    return choices
-
-
-def no_features(problem: Problem, device: Device) -> dict[str, float]:
-    """For a family that the generic problem features describe well enough."""
-    return {}
-
-
 def any_inputs(names: Collection[str]) -> bool:
     """For a family that builds kernels for all definitions of its op types."""
     return True
@@ -358,6 +348,8 @@ class Definitions(Protocol):
     def family(self) -> str: ...
     @property
     def problem(self) -> Callable[[Mapping[str, Any], Mapping[str, int]], Problem]: ...
+    @property
+    def held(self) -> Tensors: ...
 
 
 class Space(Protocol):
@@ -415,14 +407,18 @@ class Family:
     trial: Callable[[Problem, Strategy, Device], Trial]
     #: further problems to emulate on, which are chosen from by what they cover
     trials: Callable[[Problem, Strategy, Device], Trials] = no_trials
-    features: Callable[[Problem, Device], dict[str, float]] = no_features  # same names every time
+    features: Callable[[Problem, Device], dict[str, float]] = (
+        lambda p, d: {}
+    )  # same names each time
+    #: all axes of some, and at these what tensors are and hold
+    held: Tensors = lambda axes: (axes, {})
     #: which definitions of its op types, by the names of their inputs
     accepts: Callable[[Collection[str]], bool] = any_inputs
     #: device -> frozen dataclass of the constants that `demand` uses; calibration replaces entries
     costs: dict[str, Any] = field(default_factory=dict)
     #: choices of an earlier form of the family, as they were recorded, in today's decisions; None
     #: where today's have nothing that would take as long
-    revise: Callable[[Mapping[str, Choice]], Mapping[str, Choice] | None] = as_they_are
+    revise: Callable[[Mapping[str, Choice]], Mapping[str, Choice] | None] = lambda choices: choices
     #: decisions of the wide space, in which strategies are legal where they are so in either
     more: Wide = Wide()
     #: decisions that a strategy need not name, and what it does then
@@ -448,6 +444,7 @@ class Family:
             model.demand,
             *kernels,
             features=model.features,
+            held=definitions.held,
             costs=model.COSTS,
             **more,
         )

@@ -11,9 +11,9 @@ import ast
 import functools
 import operator
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Expr = str  # over axis names, integers, + - * // % and min, max
 ALIGNED_WORKSPACE = 256  # bytes, as the driver's own allocations and torch's have
@@ -175,6 +175,22 @@ class Workspace:
     bytes: Expr
 
 
+class Held(NamedTuple):
+    """A tensor of a call at given axes: its bytes; and of whole numbers by which kernels find their
+    way the greatest, whether each is no less than the one before, whether all ones name none, and
+    how its definition says so."""
+
+    bytes: int
+    most: int | None = None
+    ascending: bool = False
+    missing: bool = False
+    said: str = ""
+
+
+#: all axes of some, and the tensors at these, by name
+Tensors = Callable[[Mapping[str, int]], tuple[Mapping[str, int], dict[str, Held]]]
+
+
 @dataclass(frozen=True)
 class Launch:
     """A kernel launch, `params` in the order of the kernel's parameters, and those behind it.
@@ -244,6 +260,12 @@ class Launch:
             dependent=data.get("dependent", False),
             workspace=tuple(Workspace(**w) for w in data.get("workspace", ())),
         )
+
+
+def scalars_of(step: Launch, axes: Mapping[str, int]) -> dict[str, int]:
+    """The scalar parameters of one launch that axes tell."""
+    given = (p for p in step.params if isinstance(p, ScalarParam))
+    return {p.name: evaluate(p.value, axes) for p in given}
 
 
 Given = Mapping[str, Param | Expr]  # what parameters are passed, by name; of axes, expressions

@@ -43,6 +43,7 @@ instruction(
     "shuffle_from(dst: frag*1 w, src: frag*1 r, index: value) warp",
     "shfl.sync.idx.b32 {dst}, {src}, {index}, 31, 0xFFFFFFFF;",
     "9.7.9.6 shfl.sync.idx: the register of a lane that each lane names",
+    among=("src",),
 )
 instruction(
     "ballot(dst: frag*1 w, inside: value, alike: bool=True) warp",

@@ -25,16 +25,23 @@ def _mov_text(use: Statement, text: dict[str, str]) -> str:
     return "\n".join(f"mov.{kind} {d}, {text['value']};" for d in text["dst"].split(", "))
 
 
-instruction("mov(dst: frag w, value: value)", _mov_text, "9.7.9.3 mov: one value to every register")
+instruction(
+    "mov(dst: frag w, value: value)",
+    _mov_text,
+    "9.7.9.3 mov: one value to every register",
+    among=("value",),
+)
 instruction(
     "either(dst: frag*1 w, yes no inside: value)",
     "selp.b32 {dst}, {yes}, {no}, {inside};",
     "9.7.7 selp: one of two values, as a condition holds or not",
+    among=("yes", "no"),
 )
 instruction(
     "choose(dst: frag*n w, flag: frag r, a b: frag*n r)",
     each("selp.b32 {dst}, {a}, {b}, %_q;", temps="pred q", begin="setp.ne.u32 %_q, {flag}, 0;"),
     "9.7.7 selp: the first where the flag is not 0, else the second",
+    among=("a", "b"),
 )
 instruction("popc(dst: frag*1 w, src: frag*1 r)", "popc.b32 {dst}, {src};", "9.7.1 popc")
 _TWO = each("cvt.rn.{dtype}x2.f32 {dst}, {src[1]}, {src[0]};")

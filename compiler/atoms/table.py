@@ -90,6 +90,7 @@ class Atom:
     archs: tuple[str, ...] = BOTH
     label: bool = False  # the text holds a label: it cannot be predicated
     orders: bool = False  # it exists only to order others: a wait, arrive, fence, commit, barrier
+    among: tuple[str, ...] = ()  # operands of which the result is one, of this lane or another
     #: of attributes, and of operands that may be left out behind those that are given
     defaults: tuple[tuple[str, Any], ...] = ()
     attrs: tuple[tuple[str, str], ...] = ()  # types by name; `?`: it may be left out
@@ -121,6 +122,7 @@ KINDS = {"value": VALUES, "map": {Op.PARAM}} | {kind: {Op.SLOT} for kind in STOR
 #: of attributes, as rows say them and as Python does
 TYPES = {name: name for name in ("int", "str", "bool")} | {
     "pair": "tuple[int, int]", "ints": "tuple[int, ...]", "spans": "tuple[tuple[int, int], ...]",
+    "found": "tuple[str, int, Value]",
 }  # fmt: skip
 
 
@@ -175,6 +177,7 @@ def instruction(
     rules: tuple[Rule, ...] = (),
     sass: tuple[str, ...] | Callable[[Statement], tuple[str, ...]] = (),
     label: bool = False,
+    among: tuple[str, ...] = (),
 ) -> Constructor:
     """A row by its head: `name(dst: smem w async mbar, c0 c1: value, n: int=8) warp -> effect`.
 
@@ -212,7 +215,7 @@ def instruction(
     order = tuple(sorted(accessed, key=lambda a: _MODES.index(a.mode)))
     row = Atom(name, tuple(kinds), scope, lanes, ptx, isa, order, effect, (*stated, *rules), sass)
     archs, orders = tuple(a for a in BOTH if a in told) or BOTH, "orders" in told
-    row = replace(row, archs=archs, label=label, orders=orders)
+    row = replace(row, archs=archs, label=label, orders=orders, among=among)
     return add(replace(row, defaults=tuple(defaults.items()), attrs=tuple(attrs.items())))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ptxflow.compiler.check.bounds import check_bounds
 from ptxflow.compiler.check.launch import check_launch
 from ptxflow.compiler.check.machine import SCHEDULES, Machine
 from ptxflow.compiler.check.order import awaited, check_order
@@ -15,7 +16,7 @@ from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Statement, kernels_of
 
-__all__ = ["Machine", "Program", "check", "check_launch", "check_spec", "execute"]
+__all__ = ["Machine", "Program", "check", "check_bounds", "check_launch", "check_spec", "execute"]
 
 
 def check(

@@ -27,6 +27,7 @@ from ptxflow.compiler.launch import (
     ScalarParam,
     TensorMapParam,
     evaluate,
+    scalars_of,
 )
 from ptxflow.compiler.lower import layout
 
@@ -69,7 +70,7 @@ def check_launch(lowered: Statement, launch: Launch) -> None:
     for kernel, step in zip(kernels, launch.steps, strict=True):
         _check_shape(kernel.arg, step)
         _check_parameters(kernel, step)
-        scalars = [_scalars(step, axes) for axes in samples]
+        scalars = [scalars_of(step, axes) for axes in samples]
         for axes, values in zip(samples, scalars, strict=True):
             _check_grid(kernel, step, axes, values)
         for (name, kind), given in zip(kernel.arg.params, step.params, strict=True):
@@ -100,11 +101,6 @@ def _samples(launch: Launch) -> tuple[Axes, Axes]:
         if all(evaluate(w.bytes, a) <= MOST_BYTES for w in launch.workspace for a in (full, odd)):
             break
     return full, odd
-
-
-def _scalars(step: Launch, axes: Axes) -> dict[str, int]:
-    given = (p for p in step.params if isinstance(p, ScalarParam))
-    return {p.name: evaluate(p.value, axes) for p in given}
 
 
 def _at(axes: Axes) -> str:
@@ -363,7 +359,7 @@ def _check_reach(kernel: Statement, step: Launch, sizes: Mapping[str, int], axes
     grid, cluster = evaluate(step.grid[0], axes), kernel.arg.cluster
     ctas = sorted({*range(cluster), *range(grid - cluster, grid)})
     ends = dict[str, int | None]()
-    for touch in Threads(kernel, ctas, grid, _scalars(step, axes)).touches():
+    for touch in Threads(kernel, ctas, grid, scalars_of(step, axes)).touches():
         if touch.tensor not in sizes:
             continue
         size, where = sizes[touch.tensor], f"{step.entry}, workspace {touch.tensor}"

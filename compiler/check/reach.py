@@ -18,6 +18,7 @@ from ptxflow.compiler.atoms.table import atom
 from ptxflow.compiler.ir import FOLD, Op, Slot, Statement, UOp, Value, body_of, walk
 
 LANES, WORD = 32, 4
+CHUNK, LINE, BLOCK = 16, 128, 1024  # bytes that a lane of cp.async copies, and of eight, and 64
 UNBOUND, BOUNDED = 1 << 32, 1 << 18  # what a register may hold; more than an SM's shared memory
 _THREAD = ("warp", "lane")
 Array = NDArray[Any]
@@ -135,21 +136,37 @@ class Threads:
                 yield Touch(node, tensor.arg.name, access.mode, least, exact)
 
     def _end(self, node: Statement, named: Mapping[str, Any], inside: Array) -> tuple[int, bool]:
-        """Of atoms that count elements of so many bytes from a base; where data say which threads
-        take part, it may be the nearest of each CTA alone."""
-        element, index = node.arg.attr("element"), named.get("index")
-        at = self.value(index) if index is not None and "base" in named and element else None
-        if at is None:
+        """Where data say which threads take part, it may be the nearest of each CTA alone."""
+        counted, last = spans(node, named) if "base" in named else ({}, 0)
+        at = _axis([last], 0)
+        for name, unit in counted.items():
+            value = self.value(named[name])
+            if value is None:
+                return 0, False
+            at = at + value * np.uint64(unit)
+        if not counted:
             return 0, False
         exact = "inside" not in named or self.value(named["inside"]) is not None
         places = np.where(inside, at, np.uint64(0))
         if not exact:
-            nearest = np.where(inside, at, np.uint64(1 << 32)).min(axis=(1, 2))
-            places = nearest[nearest < 1 << 32]
-        return (int(places.max()) + 1) * int(element) + int(node.arg.attr("offset", 0)), exact
+            nearest = np.where(inside, at, np.uint64(1 << 62)).min(axis=(1, 2))
+            places = nearest[nearest < 1 << 62]
+        return int(places.max()), exact
 
 
-class Slots(Threads):
+class Certain(Threads):
+    """The accesses that threads make whatever data are, in loops whose turns are known."""
+
+    def _where(self, condition: Value, active: Array) -> Array:
+        return super()._where(condition, active) & (self.value(condition) is not None)
+
+    def _loop(self, node: Statement, active: Array) -> Array:
+        """Its last turn, if it is known how many there are."""
+        known = all(self.value(n) is not None for n in node.src[1:4])
+        return super()._loop(node, active) & known
+
+
+class Slots(Certain):
     """The accesses of the threads of one cluster to slots of shared memory, at offsets that lanes
     have of their own: each must end in its slot, whatever data are, where masks or minima bound
     them. Left out are offsets that nothing bounds, and lanes and warps that data choose."""
@@ -161,12 +178,7 @@ class Slots(Threads):
     def _where(self, condition: Value, active: Array) -> Array:
         """A branch on data that all warps take or none may be taken."""
         told = self.value(condition) is not None or not _reads(condition, _THREAD)
-        return super()._where(condition, active) & told
-
-    def _loop(self, node: Statement, active: Array) -> Array:
-        """Its last turn, if it is known how many there are."""
-        known = all(self.value(n) is not None for n in node.src[1:4])
-        return super()._loop(node, active) & known
+        return Threads._where(self, condition, active) & told
 
     def _atom(self, node: Statement, active: Array) -> Iterator[Touch]:
         row = atom(node.arg.atom)
@@ -191,6 +203,22 @@ class Slots(Threads):
             return self.value(node)
         a, b = (self._offset(each, data) for each in node.src)
         return None if a is None or b is None else OPERATIONS[node.arg](a, b).astype(np.uint64)
+
+
+def spans(node: Statement, named: Mapping[str, Any]) -> tuple[dict[str, int], int]:
+    """Of an access: bytes in a unit of each operand that counts, and the end of what it accesses
+    behind these."""
+    attr = node.arg.attr
+    narrow = 1 if attr("dtype") == "e4m3" else 2
+    unit = attr("element") or attr("size") or narrow
+    if "row" in named:
+        first, blocks = attr("first"), named["dst"].arg // BLOCK
+        wide = CHUNK if first is None else first + (blocks - 1) * LINE + CHUNK
+        return {"row": attr("pitch"), "column": unit}, wide
+    if not (wide := attr("bytes") or attr("size")):
+        data = next(named[n] for n in ("dst", "src") if n in named)
+        wide = WORD * data.arg if attr("element") else narrow
+    return {"index": unit}, wide + attr("offset", 0)
 
 
 def _is(operand: Slot, kind: Op) -> bool:

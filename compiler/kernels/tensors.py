@@ -6,12 +6,15 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 from ptxflow.compiler.family import Problem, bind_axis
+from ptxflow.compiler.launch import Expr, Held, evaluate
 
 #: the 16-bit floats that kernels multiply and read rows of, and what PTX calls them
 PTX_TYPE = {"float16": "f16", "bfloat16": "bf16"}
+BYTES = {"bfloat16": 2, "float32": 4, "int32": 4, "int64": 8, "float8_e4m3fn": 1, "int8": 1}
 
 Axes = Mapping[str, int]
 #: of axes, and of which inputs there are
@@ -21,6 +24,7 @@ Constants = tuple[tuple[str, float], ...]
 
 _LINE = re.compile(
     r"(?P<out>-> )?(?P<names>[\w, ]+?)(?P<left>\?)?(?: \[(?P<axes>.*)\])?(?: (?P<dtype>\w+))?"
+    r"(?: (?P<holds>(?P<up>ascending )?(?P<end>to|below) (?P<most>.+?)(?P<none> or -1)?))?"
 )
 
 
@@ -32,6 +36,15 @@ class Tensor(NamedTuple):
     axes: list[str] | None
     dtype: str | None
     optional: bool
+    holds: re.Match[str]
+
+    def held(self, axes: Axes, element: int) -> Held:
+        """Its bytes, and what its line says that it holds."""
+        size, said = element * prod(axes[axis] for axis in self.axes or ()), self.holds
+        if not said["holds"]:
+            return Held(size)
+        most = evaluate(said["most"], axes) - (said["end"] == "below")
+        return Held(size, most, bool(said["up"]), bool(said["none"]), said["holds"])
 
 
 @cache
@@ -44,7 +57,7 @@ def parsed(text: str) -> tuple[Tensor, ...]:
         axes, section = found["axes"], "outputs" if found["out"] else "inputs"
         shape = None if axes is None else axes.split(", ")
         for name in found["names"].split(", "):
-            out.append(Tensor(section, name, shape, found["dtype"], bool(found["left"])))
+            out.append(Tensor(section, name, shape, found["dtype"], bool(found["left"]), found))
     return tuple(out)
 
 
@@ -54,12 +67,13 @@ class Schema:
 
     `tensors` has a line for tensors of one shape: their names, with ? behind them if they may be
     left out; axes in brackets, but for scalars; a dtype, if it is not the 16-bit one that tensors
-    share, or that of the problem (`dtype`). Outputs are behind an arrow. `what` and `sharing` are
+    share, or that of the problem (`dtype`); and of whole numbers by which kernels find their way,
+    what no caller may exceed. Outputs are behind an arrow. `what` and `sharing` are
     words of messages: what such a definition is of, and which tensors share the dtype. `refused`
     has a sentence for each limit that axes exceed, `work` the compulsory FLOP and bytes; both are
     told which inputs there are. `axes` are those that the problem has, if not all; `instead` has
     other tensors for definitions with an input of that name; `constants` tells what else a
-    definition fixes.
+    definition fixes, `follow` the axes that are others' or count from them.
     """
 
     family: str
@@ -72,6 +86,17 @@ class Schema:
     axes: tuple[str, ...] = ()
     instead: Mapping[str, str] = field(default_factory=dict)
     constants: Callable[[Mapping[str, Any]], Constants] = lambda definition: ()
+    follow: Mapping[str, Expr] = field(default_factory=dict)
+
+    def held(self, given: Axes) -> tuple[Axes, dict[str, Held]]:
+        """Axes with those that follow; the bytes of tensors of such axes, and what they hold."""
+        axes = {**given, **{name: evaluate(by, given) for name, by in self.follow.items()}}
+        for table in map(parsed, (self.tensors, *self.instead.values())):
+            told = [t for t in table if t.axes is not None and axes.keys() >= set(t.axes)]
+            if all(t in told for t in table if t.axes is not None and not t.optional):
+                break
+        size = (t.held(axes, BYTES[t.dtype or self.dtype or "bfloat16"]) for t in told)
+        return axes, dict(zip((t.name for t in told), size, strict=True))
 
     def problem(self, definition: Mapping[str, Any], given: Mapping[str, int]) -> Problem:
         """The problem of a definition (FlashInfer-Bench schema) with its variable axes bound.

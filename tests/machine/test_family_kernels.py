@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from ptxflow.compiler.atoms import atom
-from ptxflow.compiler.check import check, check_launch
+from ptxflow.compiler.check import check, check_bounds, check_launch
 from ptxflow.compiler.errors import CompileError
 from ptxflow.compiler.family import Problem, Strategy, Trip
 from ptxflow.compiler.ir import Op, Statement, kernels_of, walk
@@ -34,7 +34,8 @@ def test_kernels_and_launches_are_accepted(row: Row, case: Case) -> None:
     assert all(map(names, kernels))  # a mutant's reason asks for these
     runs = sum(t.entry in ("", k.arg.name) for k in kernels for t in trips)
     assert len(check(lowered, trips, dev)) == runs + len(kernels)
-    check_launch(lowered, maker.launch(p, s, dev))
+    check_launch(lowered, launch := maker.launch(p, s, dev))
+    assert len(check_bounds(lowered, launch, dict(p.axes), maker.held)) == len(kernels)
 
 
 def tried(o: Ordered, lowered: Statement) -> Iterator[tuple[int, Path, Statement]]:

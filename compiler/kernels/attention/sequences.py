@@ -64,7 +64,7 @@ class Search:
         body = [
             at.mov(slot(before), 0),
             loop(base, count, loads, counts, step=32 * self.wave, rolled=self.wave > 1),
-            at.copy(slot(which), slot(before)),
+            at.copy(slot(which), slot(before), found=(self.tensor, 1, count)),
         ]
         return body, value_of(which) - 1
 

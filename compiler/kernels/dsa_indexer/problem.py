@@ -15,8 +15,8 @@ TENSORS = """
 q_index_fp8 [batch_size, num_index_heads, index_head_dim]
 k_index_cache_fp8 [num_pages, page_size, kv_cache_num_heads, head_dim_with_scale] int8
 weights [batch_size, num_index_heads] float32
-seq_lens [batch_size] int32
-block_table [batch_size, max_num_pages] int32
+seq_lens [batch_size] int32 to max_num_pages * page_size
+block_table [batch_size, max_num_pages] int32 below num_pages
 -> topk_indices [batch_size, topk] int32
 """
 SCALE = 4  # bytes of a key's scale, and of a score

@@ -16,7 +16,7 @@ q_nope [num_tokens, num_qo_heads, head_dim_ckv]
 q_pe [num_tokens, num_qo_heads, head_dim_kpe]
 ckv_cache [num_pages, page_size, head_dim_ckv]
 kpe_cache [num_pages, page_size, head_dim_kpe]
-sparse_indices [num_tokens, topk] int32
+sparse_indices [num_tokens, topk] int32 below num_pages * page_size or -1
 sm_scale float32
 -> output [num_tokens, num_qo_heads, head_dim_ckv]
 -> lse [num_tokens, num_qo_heads] float32

@@ -73,4 +73,5 @@ SCHEMA = Schema(
     _work,
     SHARING,
     axes=("batch_size", "num_q_heads", "num_v_heads", "head_size"),
+    follow={"seq_len": "1", "num_k_heads": "num_q_heads"},
 )

@@ -21,7 +21,7 @@ A_log [num_v_heads] float32
 a [total_seq_len, num_v_heads]
 dt_bias [num_v_heads] float32
 b [total_seq_len, num_v_heads]
-cu_seqlens [len_cu_seqlens] int64
+cu_seqlens [len_cu_seqlens] int64 ascending to total_seq_len
 scale float32
 -> output [total_seq_len, num_v_heads, head_size]
 -> new_state [num_seqs, num_v_heads, head_size, head_size] float32
@@ -56,4 +56,5 @@ def _refused(a: Axes, inputs: Collection[str]) -> Iterator[str]:
             yield f"{what} have {elements} elements, of at most 2^32 - 1"
 
 
-SCHEMA = Schema("gdn_prefill", "a gdn prefill", TENSORS, _refused, _work, SHARING)
+FOLLOWING = {"len_cu_seqlens": "num_seqs + 1"}
+SCHEMA = Schema("gdn_prefill", "a gdn prefill", TENSORS, _refused, _work, SHARING, follow=FOLLOWING)

@@ -10,9 +10,9 @@ from ptxflow.compiler.kernels.tensors import Axes, Schema
 TENSORS = """
 q [batch_size, num_qo_heads, head_dim]
 k_cache, v_cache [num_pages, page_size, num_kv_heads, head_dim]
-kv_indptr [len_indptr] int32
-kv_indices [num_kv_indices] int32
-kv_last_page_len? [batch_size] int32
+kv_indptr [len_indptr] int32 ascending to num_kv_indices
+kv_indices [num_kv_indices] int32 below num_pages
+kv_last_page_len? [batch_size] int32 to page_size
 sm_scale float32
 -> output [batch_size, num_qo_heads, head_dim]
 -> lse [batch_size, num_qo_heads] float32
@@ -57,4 +57,12 @@ def _refused(a: Axes, inputs: Collection[str]) -> Iterator[str]:
         yield f"the cache has more than {MAX_ROWS} rows of a head"
 
 
-SCHEMA = Schema("gqa_decode", "a gqa decode", TENSORS, _refused, _work, "q, caches and output")
+SCHEMA = Schema(
+    "gqa_decode",
+    "a gqa decode",
+    TENSORS,
+    _refused,
+    _work,
+    "q, caches and output",
+    follow={"len_indptr": "batch_size + 1"},
+)

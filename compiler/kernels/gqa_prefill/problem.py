@@ -14,9 +14,10 @@ from ptxflow.compiler.kernels.tensors import Axes, Schema
 PAGED = """
 q [total_q, num_qo_heads, head_dim]
 k_cache, v_cache [num_pages, page_size, num_kv_heads, head_dim]
-qo_indptr, kv_indptr [len_indptr] int32
-kv_indices [num_kv_indices] int32
-kv_last_page_len? [batch_size] int32
+qo_indptr [len_indptr] int32 ascending to total_q
+kv_indptr [len_indptr] int32 ascending to num_kv_indices
+kv_indices [num_kv_indices] int32 below num_pages
+kv_last_page_len? [batch_size] int32 to page_size
 sm_scale float32
 -> output [total_q, num_qo_heads, head_dim]
 -> lse [total_q, num_qo_heads] float32
@@ -24,7 +25,8 @@ sm_scale float32
 RAGGED = """
 q [total_q, num_qo_heads, head_dim]
 k, v [total_kv, num_kv_heads, head_dim]
-qo_indptr, kv_indptr [len_indptr] int32
+qo_indptr [len_indptr] int32 ascending to total_q
+kv_indptr [len_indptr] int32 ascending to total_kv
 sm_scale float32
 -> output [total_q, num_qo_heads, head_dim]
 -> lse [total_q, num_qo_heads] float32
@@ -85,4 +87,5 @@ SCHEMA = Schema(
     _work,
     "q, keys, values and output",
     instead={"k": RAGGED},
+    follow={"batch_size": "len_indptr - 1"},
 )

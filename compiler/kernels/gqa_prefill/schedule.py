@@ -163,7 +163,7 @@ class Work:
         return [
             at.mov(count, 0),
             loop(i, groups, search),
-            at.copy(self.after, count),
+            at.copy(self.after, count, found=("qo_indptr", 1, param("sequences"))),
             self._word(self.q_first, "qo_indptr", after - 1),
             self._word(self.q_end, "qo_indptr", after),
             self._word(self.kv_first, "kv_indptr", after - 1),

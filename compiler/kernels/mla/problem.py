@@ -18,9 +18,9 @@ q_nope [batch_size, num_qo_heads, head_dim_ckv]
 q_pe [batch_size, num_qo_heads, head_dim_kpe]
 ckv_cache [num_pages, page_size, head_dim_ckv]
 kpe_cache [num_pages, page_size, head_dim_kpe]
-kv_indptr [len_indptr] int32
-kv_indices [num_kv_indices] int32
-kv_last_page_len? [batch_size] int32
+kv_indptr [len_indptr] int32 ascending to num_kv_indices
+kv_indices [num_kv_indices] int32 below num_pages
+kv_last_page_len? [batch_size] int32 to page_size
 sm_scale float32
 -> output [batch_size, num_qo_heads, head_dim_ckv]
 -> lse [batch_size, num_qo_heads] float32
@@ -89,11 +89,20 @@ def _work(a: Axes, inputs: Collection[str]) -> tuple[float, float]:
     return 2.0 * heads * (2 * latent + rope) * seen, moved + tables
 
 
-SCHEMA = Schema(DECODE, "latent attention", TENSORS, _refused, _work, "queries, caches and output")
+SCHEMA = Schema(
+    DECODE,
+    "latent attention",
+    TENSORS,
+    _refused,
+    _work,
+    "queries, caches and output",
+    follow={"len_indptr": "batch_size + 1"},
+)
 PACKED = replace(
     SCHEMA,
     family=PREFILL,
+    follow={"batch_size": "len_indptr - 1"},
     tensors=TENSORS.replace("[batch_size, ", "[total_q, ").replace(
-        "kv_indptr", "qo_indptr, kv_indptr"
+        "kv_indptr", "qo_indptr [len_indptr] int32 ascending to total_q\nkv_indptr"
     ),
 )
