@@ -29,7 +29,7 @@ from ptxflow.command import Parser, align, reports
 from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.backend.runtime import RuntimeUnavailable, require_gpu
-from ptxflow.compiler.check import check, check_launch
+from ptxflow.compiler.check import check, check_bounds, check_launch
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator.coverage import skeleton
@@ -145,6 +145,7 @@ def plant(
         try:
             check(tree, turns, device, proven)
             check_launch(tree, launch)
+            check_bounds(tree, launch, dict(problem.axes), maker.held)
         except CompileError:
             out.append(made(why="refused"))
             continue

@@ -35,7 +35,7 @@ import numpy as np
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.backend import ptxas
 from ptxflow.compiler.backend.ptx import digest, write
-from ptxflow.compiler.check import check, check_launch
+from ptxflow.compiler.check import check, check_bounds, check_launch
 from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator import PtxSyntaxError
@@ -199,6 +199,7 @@ def judge_kernel(
     def validate(tree: Statement) -> None:
         check(tree, trips, device, bench.proven)
         check_launch(tree, launch)
+        check_bounds(tree, launch, dict(bench.shape.axes), maker.held)
 
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
     for mutant in drawn_mutants(bench.lowered, device, last, rng, trips)[first:]:
