@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ptxflow.compiler.atoms import at, atom
-from ptxflow.compiler.ir.nodes import Op, Statement, Storage, UOp, Use, show, value
+from ptxflow.compiler.ir.nodes import Op, Statement, Storage, UOp, Use, Value, show, value
 from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, walk, with_body
 from ptxflow.compiler.ir.storage import slot
 
@@ -117,6 +117,8 @@ def _perturbed(node: Statement) -> Iterator[tuple[str, str, Statement]]:
                     operand.src[0], (operand.src[1] + step) % stages, operand.src[2], operand.arg
                 )
                 yield "stage", f"{name} +{step}", _operand(node, i, moved)
+        elif not isinstance(operand, Value):
+            continue
         elif name == "parity":
             yield "parity", "inverted", _operand(node, i, operand ^ 1)
         elif name == "rank":

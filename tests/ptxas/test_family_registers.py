@@ -103,6 +103,20 @@ FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
         H200, gemm_epilogue.problem("up", m=512, n=14336), gemm_epilogue.like(_TAKING_TURNS),
         "accumulators and what the epilogue reads exceed the registers",
     ),
+    "swapped tiles of 128 sums a thread": (
+        H200, gemm_epilogue.problem("residual", m=128, n=32768), gemm_epilogue.like(
+            _TAKING_TURNS.replace(tile_m=256, tile_n=64, num_stages=3, epilogue="direct",
+                                  producer_regs=40)),
+        "accumulators and what the epilogue reads exceed the registers",
+    ),
+    **{
+        f"delta net, heads of {size}": (
+            B200, gdn_prefill.problem(size=size, dtype="float16"),
+            gdn_prefill.strategy(chunk=64, rows=rows, helpers=helpers, operands=operands,
+                                 solve="pairs"), "states and sums exceed the registers",
+        )
+        for size, rows, helpers, operands in ((128, 128, 2, "pairs"), (256, 64, 1, "half"))
+    },
     "fp8, persistent in groups": (
         B200, gemm_fp8.problem(n=7168, k=2048),
         gemm_fp8.strategy(consumers=1, epilogue="direct", num_stages=7, producer_regs=0,

@@ -173,6 +173,8 @@ def registers(f: Fields, problem: Problem, device: Device) -> Any:
     found = held + f.chunk / 8 + 50 + more
     if device.has_tmem:
         by_state = f.row_tiles * (problem["head_size"] / 2 + f.chunk) + 32 + 8 * once
+        long, pairs = f.chunk == 64, (f.operands == PAIRS) & (f.solve == PAIRS)
+        by_state = by_state + long * (9 * pairs + 32 * (problem["head_size"] == 256))
         found = np.where(by_tcgen05(f, problem, device), by_state, found)
     return np.asarray(found).astype(int)
 
