@@ -15,7 +15,7 @@ from ptxflow.compiler.device import H200
 from ptxflow.compiler.errors import CompileError, HazardError, SpecError
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import Op, Slot, Statement, Use, Value, const, param
-from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, loop, program, walk
+from ptxflow.compiler.ir.statements import body_of, edit, kernels_of, loop, program, walk, when
 from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.dsa_indexer.select import Sorting
@@ -129,6 +129,15 @@ def output_read_as_constant(load: Statement) -> tuple[Statement, ...]:
     return load, at.ld_global(*operands, element=2)
 
 
+def asked_late(kernels: list[Statement]) -> None:
+    """The third stage is filled where there are more steps than stages alone."""
+    path, _ = atoms(kernels[0], "bulk_load")[2]
+    *_, asked = (node for p, node in walk(kernels[0]) if p == path[:-1])
+    given, fits = asked.src[0].src
+    made = when(given & (const(4) < fits.src[1]), *body_of(asked))
+    kernels[0] = edit(kernels[0], path[:-1], (Statement(made.op, made.src, True, asked.site),))
+
+
 def one_buffer(kernels: list[Statement]) -> None:
     """The next rows' parts overtake warps that still read the last ones."""
     for path, node in list(walk(kernels[0])):
@@ -225,6 +234,12 @@ BUGS = {
     "gdn_decode: a store to what is constant": Bug(
         gdn_decode.problem(), gdn_decode.strategy(path="bulk"),
         instead(0, "bulk_store", 0, back_to_what_is_constant), "reads as constant what bulk_store",
+    ),
+    "gdn_decode: a stage is filled if there are more": Bug(
+        gdn_decode.problem(1), gdn_decode.strategy(
+            path="bulk_load", row_threads=32, rows_in_flight=1, warps=1, head_ctas=32,
+            ctas_per_sm=4, stages=4, reduction="apart"),
+        asked_late, r"deadlock \[1 tiles of 3 steps\]",
     ),
     **{
         f"gdn_prefill: {made.__doc__}": Bug(

@@ -15,8 +15,8 @@ from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, lau
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
-    """Trip-count classes: no tile, one, many; one step of a head, several; a ring that is not
-    filled, filled, and past its second turn. Each with a state, the longest without one, too."""
+    """Trip-count classes: no tile, one, many; one step of a head, several; a ring that lacks any
+    number of stages, is filled, and past its second turn. Each with a state, the longest without one, too."""
     k = Kernel(p, s, device)
     counts = sorted(_counts(k), key=lambda c: c[0] * c[1])
     classes = [(*count, 1) for count in counts] + [(*counts[-1], 0)]
@@ -26,12 +26,13 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
 def _counts(k: Kernel) -> set[tuple[int, int]]:
     """(tiles, steps of each) of the classes."""
     turns = 2 * k.stages + 1
-    several = {1, k.stages, turns if k.refills else k.stages, 3 if not k.bulk else 1}
+    several = {*range(1, k.stages + 1), turns if k.refills else k.stages, 3 if not k.bulk else 1}
     if not k.loops:
         return {(1, n) for n in several} if k.passes > 1 else {(1, 1)}
     if k.passes == 1:
         return {(n, 1) for n in several} | {(0, 1)}
-    return {(0, 1), (1, 1), (2, k.stages), (turns, 1), (3, turns // 2 + 1)}
+    few = {(1, n) for n in range(1, k.stages + 1)}
+    return few | {(0, 1), (2, k.stages), (turns, 1), (3, turns // 2 + 1)}
 
 
 def _trip(k: Kernel, tiles: int, steps: int, given: int) -> Trip:
