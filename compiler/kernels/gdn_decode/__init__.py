@@ -16,7 +16,8 @@ from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, lau
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """Trip-count classes: no tile, one, many; one step of a head, several; a ring that lacks any
-    number of stages, is filled, and past its second turn. Each with a state, the longest without one, too."""
+    number of stages, is filled, and past its second turn. Each with a state, the longest without
+    one, too."""
     k = Kernel(p, s, device)
     counts = sorted(_counts(k), key=lambda c: c[0] * c[1])
     classes = [(*count, 1) for count in counts] + [(*counts[-1], 0)]

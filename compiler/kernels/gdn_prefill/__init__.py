@@ -87,7 +87,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     sizes = (
         size(1, k.chunk + 9, (1,), absent=True),
-        size(2, 2 * k.chunk + 3, (4,)),
+        size(3, 2 * k.chunk + 3, (7,)),
         size(1, (2 * k.stages + 1) * k.chunk + 1, (1,)),
     )
     return Trials((heads,), sizes)

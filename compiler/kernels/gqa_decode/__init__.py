@@ -145,7 +145,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     later = ((1, p["page_size"] if i % 32 in (2, 28) else 0) for i in range(128))
     sizes = (
         summed(p, k.chunk, int(s.sum_chunks), int(s.sum_warps) if s.sum_split else 1),
-        rows_of(p, (1, 2 * k.chunk - short), (1, k.chunk + k.tile + 3), *later),
+        rows_of(p, (1, 2 * k.chunk - short), (1, k.chunk + k.tile + 1), *later),
         size(131, 24 * k.page_size, (8, 8) if k.ctas > 1 else ()),
     )
     return Trials(shapes, sizes)

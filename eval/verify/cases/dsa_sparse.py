@@ -15,7 +15,7 @@ from ptxflow.eval.verify.cases import attention
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, stored
 
 Lists = NDArray[np.int32]
-EMPTY, GAP = 1, 64  # the token that lists nothing; entries in a row that name nothing
+GAP = 64  # entries in a row that name nothing
 
 
 def case(problem: Problem, lists: Any = None, seed: int = 0, scale: float | None = None) -> Case:
@@ -42,17 +42,17 @@ def case(problem: Problem, lists: Any = None, seed: int = 0, scale: float | None
 def lists_of(problem: Problem, rng: np.random.Generator) -> Lists:
     """Lists whose entries name half of the slots, several times where there are few.
 
-    The first is full, the second names nothing, others have entries that name nothing in places,
-    and at the beginning many in a row.
+    The last is full, the first of several names nothing, others have entries that name nothing in
+    places, and at the beginning many in a row.
     """
     tokens, topk = problem["num_tokens"], problem["topk"]
     slots = problem["num_pages"] * problem["page_size"]
     used = 1 + rng.permutation(slots - 1)[: max(1, slots // 2)]
     out = rng.choice(used, (tokens, topk))
-    for t in range(1, tokens):
+    for t in range(1, tokens - 1):
         out[t, rng.random(topk) < 0.3] = -1
         out[t, : GAP if t % 2 else 0] = -1
-    out[EMPTY : EMPTY + 1] = -1
+    out[: tokens > 1] = -1
     return out.astype(np.int32)
 
 
