@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -153,6 +154,15 @@ class House:
         )
 
 
+def alike(hopper: Path) -> int:
+    """Lines in runs of five or more that a family's file for the other target has, too."""
+    other = hopper.with_name("blackwell.py")
+    both = (p.read_text().split("\n") if p.exists() else [] for p in (hopper, other))
+    ours, theirs = ([s for line in text if (s := line.strip())] for text in both)
+    runs = SequenceMatcher(None, ours, theirs, autojunk=False).get_matching_blocks()
+    return sum(run.size for run in runs if run.size >= 5)
+
+
 def layer() -> Iterator[str]:
     """What kernels are written with, and what of it serves one family or escapes a tool."""
     kernels, known = ROOT / "compiler" / "kernels", dict[str, str]()
@@ -170,6 +180,8 @@ def layer() -> Iterator[str]:
     yield f"atoms of one family      {alone} of {len(of)}"
     named = re.findall(r'\b(?:r|keep|value|_value|word)\(f?"', whole)
     yield f"registers by strings     {len(named)}"
+    yield f"online softmaxes         {len(re.findall('^class .*Softmax', whole, re.MULTILINE))}"
+    yield f"alike on both targets    {sum(map(alike, kernels.glob('*/hopper*.py')))}"
     for escape in ("fmt: skip", "type: ignore"):
         yield f"{escape:24} {whole.count('# ' + escape)}"
 
