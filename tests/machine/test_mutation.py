@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ptxflow.compiler.ir import kernels_of
 from ptxflow.eval.verify.emulation import Emulation
 from ptxflow.eval.verify.mutants import OPERATORS, mutants
 from ptxflow.eval.verify.mutation import (
@@ -21,6 +22,7 @@ from ptxflow.eval.verify.mutation import (
     table,
 )
 from ptxflow.eval.verify.results import read
+from tests.families import ROWS, Row
 from tests.families.gemm import (
     B200,
     BLACKWELL,
@@ -45,6 +47,14 @@ def test_mutants_are_different_trees():
         assert len(trees) == len(found) > 100 and kernel not in trees
         seen |= {m.operator for m in found}
     assert seen >= set(OPERATORS) - {"rank"}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.family.name)
+def test_every_family_has_mutants(row: Row) -> None:
+    """Whatever its operands are."""
+    case = row.cases[0]
+    for kernel in kernels_of(row.family.build(case.problem, case.strategy, case.device)):
+        assert all(m.tree != kernel for m in mutants(kernel))
 
 
 @pytest.mark.parametrize(
