@@ -43,8 +43,8 @@ class Places:
         self._rooms = {n: -(-t.nbytes // ALIGNMENT) * ALIGNMENT for n, t in bench.tensors.items()}
         torch.cuda.empty_cache()
         needed = sum(self._rooms.values())
-        free = torch.cuda.mem_get_info()[0] - needed
-        self._spread = max(1, min(SPREAD, free // 2) // ALIGNMENT)
+        left = torch.cuda.mem_get_info()[0] - needed if torch.cuda.is_available() else SPREAD // 128
+        self._spread = max(1, min(SPREAD, left // 2) // ALIGNMENT)
         self._memory = next(iter(bench.tensors.values())).new_empty(
             needed + self._spread * ALIGNMENT, dtype=torch.uint8
         )
