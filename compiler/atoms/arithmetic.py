@@ -20,21 +20,21 @@ _TURNS = Rule("operands are as wide as the result, or taken in turn", _in_turn)
 
 
 def arithmetic(
-    name: str,
-    names: str,
-    form: str,
-    isa: str,
-    rule: Rule = _TURNS,
-    sass: tuple[str, ...] = (),
-    among: tuple[str, ...] = (),
+    name: str, names: str, form: str, isa: str, rule: Rule = _TURNS, sass: tuple[str, ...] = ()
 ) -> None:
     """An instruction on registers: `names` are the result and its operands, in order."""
     result, sources = names.split(" ", 1)
     head = f"{name}({result}: frag w, {sources}: frag r)"
-    instruction(head, each(form), isa, (rule,), sass, among=among)
+    instruction(head, each(form), isa, (rule,), sass)
 
 
-arithmetic("copy", "dst src", "mov.b32 {dst}, {src};", "9.7.9.3 mov", ALIKE, among=("src",))
+instruction(
+    "copy(dst: frag w, src: frag r, found: found?)",
+    each("mov.b32 {dst}, {src};"),
+    "9.7.9.3 mov",
+    (ALIKE,),
+    among=("src",),
+)
 instruction(
     "sum_f32(dst: frag w, a b: frag r, sat: str='')",
     each("add.rn{sat}.f32 {dst}, {a}, {b};"),

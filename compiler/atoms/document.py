@@ -85,7 +85,7 @@ from ptxflow.compiler.ir import Scalar, Slot, Statement, Value
 CLASSES = {"value": "Scalar", "map": "Value", "frag": "Slot | Held"}
 #: what the validator may be told of an access to storage of a kind
 FACTS = {
-    "frag": {"last": "str?", "unread": "str?", "alike": "bool?", "found": "found?"},
+    "frag": {"last": "str?", "unread": "str?", "alike": "bool?"},
     "smem": {"last": "str?", "unread": "str?", "across": "spans?", "each_warp": "int?"},
 }
 

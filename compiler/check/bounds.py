@@ -16,7 +16,7 @@ from math import floor, prod
 from typing import NamedTuple
 
 from ptxflow.compiler.atoms.table import atom
-from ptxflow.compiler.check.reach import Certain, spans
+from ptxflow.compiler.check.reach import Certain, is_slot, spans
 from ptxflow.compiler.check.sums import ANY, LIMIT, Form, Path, add, constant, scaled
 from ptxflow.compiler.check.values import registers_of
 from ptxflow.compiler.errors import SpecError
@@ -29,6 +29,7 @@ from ptxflow.compiler.ir import (
     body_of,
     kernels_of,
     show,
+    special,
     walk,
 )
 from ptxflow.compiler.launch import Held, Launch, Tensors, evaluate, scalars_of
@@ -56,8 +57,8 @@ class Indices:
         info = kernel.arg
         self.kernel, self.scalars, self.held = kernel, scalars, held
         specials = {"ctaid": grid, "cta_rank": info.cluster, "warp": info.warps, "lane": 32}
-        self.root = Path({_special(n): (0, size - 1) for n, size in specials.items()})
-        self.root.ranges[_special("ctas")] = grid, grid
+        self.root = Path({special(n): (0, size - 1) for n, size in specials.items()})
+        self.root.ranges[special("ctas")] = grid, grid
         self.writers = dict[str, dict[Statement, Path]]()  # of registers that are read as values
         for _, node in walk(kernel):
             for name in _writes(node):
@@ -79,7 +80,7 @@ class Indices:
                     continue
                 case Op.ROLE:
                     inside, first = path.child(), node.arg.first
-                    inside.ranges[_special("warp")] = first, first + node.arg.warps - 1
+                    inside.ranges[special("warp")] = first, first + node.arg.warps - 1
                 case Op.IF:
                     inside = self._where(node.src[0], path)
                 case _:
@@ -303,14 +304,14 @@ class Indices:
             most = path.top(self.exact(said[2], path))
             yield said[1], int(most), int(most), frozenset({said[0]})
             return
-        tensor = next((s.src[0].arg.name for s in node.src if _is(s, Op.GLOBAL)), "")
+        tensor = next((s.src[0].arg.name for s in node.src if is_slot(s, Op.GLOBAL)), "")
         if tensor in self.held and (held := self.held[tensor]).most is not None:
             high = LIMIT - 1 if held.missing else held.most
             yield 0, high, held.most, frozenset({tensor})
             return
         for name in row.among:
             source = named[name]
-            if _is(source, Op.FRAG):
+            if is_slot(source, Op.FRAG):
                 yield self._content(source.src[0].arg.name)
             elif source.op is Op.VAR and source.arg[1] == "register":
                 yield self._content(source.arg[0])
@@ -332,7 +333,7 @@ class Indices:
         loaded, free = dict[str, list[tuple[UOp, Form]]](), self.root.child()
         out = dict[UOp, list[Form]]()
         for name, (node, *more) in self.writers.items():
-            tensor = next((s.src[0].arg.name for s in node.src if _is(s, Op.GLOBAL)), "")
+            tensor = next((s.src[0].arg.name for s in node.src if is_slot(s, Op.GLOBAL)), "")
             if more or tensor not in self.held or not self.held[tensor].ascending:
                 continue
             row = atom(node.arg.atom)
@@ -383,7 +384,7 @@ def _writes(node: Statement) -> Iterator[str]:
     """The registers that an instruction writes."""
     for access in atom(node.arg.atom).accesses if node.op is Op.ATOM else ():
         target = atom(node.arg.atom).operand(node, access.operand)
-        if access.mode != "r" and _is(target, Op.FRAG):
+        if access.mode != "r" and is_slot(target, Op.FRAG):
             yield target.src[0].arg.name
 
 
@@ -398,14 +399,6 @@ def loops_of(node: UOp) -> frozenset[UOp]:
 def _truth(node: UOp) -> bool:
     """Whether a value is 0 or 1."""
     return node.arg in PREDICATES or (node.arg in ("and", "or") and all(map(_truth, node.src)))
-
-
-def _is(operand: UOp, kind: Op) -> bool:
-    return operand.op is Op.SLOT and operand.src[0].op is kind
-
-
-def _special(name: str) -> UOp:
-    return UOp(Op.VAR, (), (name, "special"))
 
 
 # -- launches -------------------------------------------------------------------------------------

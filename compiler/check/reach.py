@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.compiler.atoms.table import atom
-from ptxflow.compiler.ir import FOLD, Op, Slot, Statement, UOp, Value, body_of, walk
+from ptxflow.compiler.ir import FOLD, Op, Statement, UOp, Value, body_of, walk
 
 LANES, WORD = 32, 4
 CHUNK, LINE, BLOCK = 16, 128, 1024  # bytes that a lane of cp.async copies, and of eight, and 64
@@ -186,13 +186,15 @@ class Slots(Certain):
         chosen = self.value(named["inside"]) if "inside" in named else active
         if "offset" not in named or chosen is None or not (chosen := active & (chosen != 0)).any():
             return
-        wide = [WORD * o.arg for n, o in named.items() if n in ("src", "dst") and _is(o, Op.FRAG)]
-        for data in (0, UNBOUND - 1):
-            at = self._offset(named["offset"], data)
+        wide = [
+            WORD * o.arg for n, o in named.items() if n in ("src", "dst") and is_slot(o, Op.FRAG)
+        ]
+        for held in (0, UNBOUND - 1):
+            at = self._offset(named["offset"], held)
             end = UNBOUND if at is None else int(np.where(chosen, at, np.uint64(0)).max())
             for access in row.accesses if end < BOUNDED else ():
                 slot, least = named[access.operand], end + min(wide, default=1)
-                if _is(slot, Op.SMEM):
+                if is_slot(slot, Op.SMEM):
                     yield Touch(node, slot.src[0].arg.name, access.mode, least, least <= slot.arg)
 
     def _offset(self, node: Value, data: int) -> Array | None:
@@ -221,7 +223,7 @@ def spans(node: Statement, named: Mapping[str, Any]) -> tuple[dict[str, int], in
     return {"index": unit}, wide + attr("offset", 0)
 
 
-def _is(operand: Slot, kind: Op) -> bool:
+def is_slot(operand: UOp, kind: Op) -> bool:
     """Whether an operand is a slot of storage of this kind."""
     return operand.op is Op.SLOT and operand.src[0].op is kind
 

@@ -12,7 +12,7 @@ from ptxflow.compiler.backend.runtime import LoadedKernel
 from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.bench.checking import Bench
 
-SPREAD = 16 << 30  # bytes, or half of what is left: other physical pages at each place
+SPREAD = 64 << 20  # bytes: 32 large pages
 ALIGNMENT = 256  # bytes, as torch's own blocks have
 SEED = 20_261_121  # of the generator that kernels which draw are given; its offset is 0
 
@@ -41,12 +41,8 @@ class Places:
     ):
         self._load, self._bench, self._bound = load, bench, bound
         self._rooms = {n: -(-t.nbytes // ALIGNMENT) * ALIGNMENT for n, t in bench.tensors.items()}
-        torch.cuda.empty_cache()
-        needed = sum(self._rooms.values())
-        left = torch.cuda.mem_get_info()[0] - needed if torch.cuda.is_available() else SPREAD // 128
-        self._spread = max(1, min(SPREAD, left // 2) // ALIGNMENT)
         self._memory = next(iter(bench.tensors.values())).new_empty(
-            needed + self._spread * ALIGNMENT, dtype=torch.uint8
+            sum(self._rooms.values()) + SPREAD, dtype=torch.uint8
         )
         self._loaded: list[LoadedKernel] = []
 
@@ -60,7 +56,7 @@ class Places:
 
     def _moved(self) -> dict[str, Tensor]:
         """The bench's tensors, one after the other from a random place on."""
-        at, moved = ALIGNMENT * random.randrange(self._spread), dict[str, Tensor]()
+        at, moved = ALIGNMENT * random.randrange(SPREAD // ALIGNMENT), dict[str, Tensor]()
         for name, tensor in self._bench.tensors.items():
             place = self._memory[at : at + tensor.nbytes]
             moved[name] = place.view(tensor.dtype).view(tensor.shape).copy_(tensor)

@@ -303,8 +303,6 @@ class Session:
             places = Places(again, bench, bound)
             last = finals(places, tied, self._flush, seconds)
             places.close()
-            del places
-            torch.cuda.empty_cache()
         self._busy_until = time.monotonic()
         outcomes = []
         for name, call in calls.items():
