@@ -35,6 +35,7 @@ from ptxflow.compiler.ir import (
 from ptxflow.compiler.launch import Held, Launch, Tensors, evaluate, scalars_of
 
 Axes = Mapping[str, int]
+WIDEST, SIZES = 256, 32  # rows of a tile; sizes at which guards are tried
 LAST = 160  # CTAs of a grid that are looked at one by one: all of a persistent kernel
 ODD = (1009, 1013, 1019, 1021, 1031, 1033, 1039, 1049)  # axes at which no tile is full
 
@@ -65,6 +66,7 @@ class Indices:
                 self.writers.setdefault(name, {})[node] = self.root
         self.content = dict[str, tuple[int, int, int, frozenset[str] | None]]()
         self.loops = dict[UOp, frozenset[str] | None]()
+        self.more = set[int]()  # as much greater sizes let sums come to limits that these tell
         self.ordered = dict[UOp, list[Form]]()
         self.ordered = self._ordered()
 
@@ -96,7 +98,10 @@ class Indices:
             return path
         if condition not in path.under:
             inside = path.child()
-            holds = all(inside.take(fact) for fact in self._told(condition, inside))
+            told = list(self._told(condition, inside))
+            if parameters_of(condition):
+                self.more.update(_to_limit(fact) for fact in told)
+            holds = all(map(inside.take, told))
             path.under[condition] = inside if holds else None
         return path.under[condition]
 
@@ -396,6 +401,20 @@ def loops_of(node: UOp) -> frozenset[UOp]:
     return frozenset().union(*map(loops_of, node.src))
 
 
+def _to_limit(fact: Form) -> int:
+    """By how much a constant is to be greater for the sum to come to 0, as far as it may go."""
+    widest = max((int(abs(n)) for s, n in fact.items() if s is not None), default=1)
+    return int(-fact.get(None, 0)) % widest if widest <= WIDEST else 0
+
+
+@lru_cache(1 << 15)
+def parameters_of(node: UOp) -> frozenset[str]:
+    """Of a launch, on which a value depends."""
+    if node.op is Op.PARAM:
+        return frozenset([node.arg])
+    return frozenset().union(*map(parameters_of, node.src))
+
+
 def _truth(node: UOp) -> bool:
     """Whether a value is 0 or 1."""
     return node.arg in PREDICATES or (node.arg in ("and", "or") and all(map(_truth, node.src)))
@@ -411,29 +430,31 @@ def check_bounds(lowered: Statement, launch: Launch, axes: Axes, held: Tensors) 
     lines, (at, sizes) = list[str](), odd(launch, axes, held)
     for kernel, step in zip(kernels_of(lowered), launch.steps, strict=True):
         grid, scalars = evaluate(step.grid[0], at), scalars_of(step, at)
-        reaches = list(Indices(kernel, grid, scalars, sizes).reaches())
+        indices = Indices(kernel, grid, scalars, sizes)
+        reaches = list(indices.reaches())
         if not all(reach.inside for reach in reaches):
-            _refuse_certain(kernel, grid, scalars, at, sizes)
+            indices.more.add(0)
+        for more in sorted(indices.more)[:SIZES]:
+            _refuse_certain(kernel, step, *odd(launch, axes, held, more))
         lines.append(f"bounds: {kernel.arg.name}: {_proven(reaches, sizes)}")
     return lines
 
 
-def odd(launch: Launch, axes: Axes, held: Tensors) -> tuple[Axes, dict[str, Held]]:
-    """A size at which no tile is full, and its tensors and workspaces; where these would be large,
-    about that of the problem."""
+def odd(launch: Launch, axes: Axes, held: Tensors, more: int = 0) -> tuple[Axes, dict[str, Held]]:
+    """A size at which no tile is full, or so much more, and its tensors and workspaces; where these
+    would be large, about that of the problem."""
     named = set(re.findall(r"[A-Za-z_]\w*", " ".join(launch.expressions())))
     for least in (ODD, (1,)):
         told = ((n, least[i % len(least)]) for i, n in enumerate(axes) if n in named)
-        at, sizes = held({**axes, **{n: max(axes[n] | 1, prime) for n, prime in told}})
+        at, sizes = held({**axes, **{n: max(axes[n] | 1, prime) + more for n, prime in told}})
         sizes = sizes | {w.name: Held(evaluate(w.bytes, at)) for w in launch.workspace}
         if max(each.bytes for each in sizes.values()) <= LIMIT:
             break
     return at, sizes
 
 
-def _refuse_certain(
-    kernel: Statement, grid: int, scalars: Mapping[str, int], at: Axes, sizes: Mapping[str, Held]
-) -> None:
+def _refuse_certain(kernel: Statement, step: Launch, at: Axes, sizes: Mapping[str, Held]) -> None:
+    grid, scalars = evaluate(step.grid[0], at), scalars_of(step, at)
     cluster = kernel.arg.cluster
     ctas = sorted({*range(cluster), *range(max(grid - LAST, 0) // cluster * cluster, grid)})
     for touch in Certain(kernel, ctas, grid, scalars).touches():

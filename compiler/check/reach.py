@@ -49,6 +49,8 @@ class Touch:
 class Threads:
     """The threads of some CTAs of a kernel's launch, all at once: arrays [CTA, warp, lane]."""
 
+    turns = 1  # of a loop, the last ones
+
     def __init__(self, kernel: Statement, ctas: list[int], grid: int, scalars: Mapping[str, int]):
         """`ctas` are numbers of a grid of `grid` CTAs; `scalars` are parameters by name."""
         info = kernel.arg
@@ -102,7 +104,11 @@ class Threads:
                 case Op.IF:
                     inside = self._where(node.src[0], active)
                 case _:
-                    inside = self._loop(node, active)
+                    for before in range(self.turns):
+                        inside = self._loop(node, active, before)
+                        if inside.any():
+                            yield from self._block(body_of(node), inside)
+                    continue
             if inside.any():
                 yield from self._block(body_of(node), inside)
 
@@ -110,16 +116,18 @@ class Threads:
         holds = self.value(condition)
         return active if holds is None else active & (holds != 0)
 
-    def _loop(self, node: Statement, active: Array) -> Array:
-        """Its last turn; the first, if how many there are is unknown."""
+    def _loop(self, node: Statement, active: Array, before: int) -> Array:
+        """Its last turn, or so many before; the first, if how many there are is unknown."""
         start, stop, step = map(self.value, node.src[1:4])
         name = node.src[0].arg[0]
+        if name in self.loops:
+            self.known.clear()
         if start is None or stop is None or step is None:
             self.loops[name] = start
             return active
         turns = (stop - start - np.uint64(1)) // step
-        self.loops[name] = start + turns * step
-        return active & (start < stop)
+        self.loops[name] = start + (turns - before) * step
+        return active & (start < stop) & (turns >= before)
 
     def _atom(self, node: Statement, active: Array) -> Iterator[Touch]:
         row = atom(node.arg.atom)
@@ -155,15 +163,18 @@ class Threads:
 
 
 class Certain(Threads):
-    """The accesses that threads make whatever data are, in loops whose turns are known."""
+    """The accesses that threads make whatever data are, in loops whose turns are known: also in the
+    last turn but one, where what comes next is fetched ahead."""
+
+    turns = 2
 
     def _where(self, condition: Value, active: Array) -> Array:
         return super()._where(condition, active) & (self.value(condition) is not None)
 
-    def _loop(self, node: Statement, active: Array) -> Array:
-        """Its last turn, if it is known how many there are."""
+    def _loop(self, node: Statement, active: Array, before: int) -> Array:
+        """Where it is known how many there are."""
         known = all(self.value(n) is not None for n in node.src[1:4])
-        return super()._loop(node, active) & known
+        return super()._loop(node, active, before) & known
 
 
 class Slots(Certain):

@@ -7,7 +7,6 @@ CTA sums up one *range* of bins, of the highest digits the first; these sums lie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -22,14 +21,12 @@ WORD, WIDE = 4, 4  # bytes; words of a load
 
 
 class Picked(NamedTuple):
-    """A bin that one lane found. `lane`: which one, LANES where no bin passes the goal. Behind the
-    highest bin of that lane others were passed while `past` held."""
+    """The bin in which a goal falls, in every lane; nothing counts where there is `none`."""
 
-    lane: Value
+    none: Value
     digit: Value
     rest: Value  # of the goal, less what is before the bin
-    bins: Sequence[Value]  # of the lane
-    past: Sequence[Value]
+    held: Value  # by the bin
 
 
 def running(r: Registers, x: Value) -> Value:
@@ -106,33 +103,31 @@ class Bins:
                     sums[j] = word.value + sums[j]
         return sums
 
-    def _lane(self, own: Value, goal: Value) -> tuple[Value, Value]:
-        """The lane whose sum, in the order of lanes, passes a goal, and what is left of it."""
+    def _lane(self, own: Value, goal: Value, lanes: int) -> tuple[Value, Value, Value, Value]:
+        """The first lane up to which the lowest `lanes` have more than a goal, in their order;
+        whether none does; what is left of the goal, and what each lane has."""
         r, own = self.registers, self.registers.uint32(own).value
-        before = running(r, own) - own
-        rest = goal - before
-        lane = r.of(at.first_lane, (goal >= before) & (rest < own)).value
-        return lane, told(r, rest, lane & (LANES - 1))
+        if lanes < LANES:
+            own = self.registers.either(lanes > LANE, own, 0).value
+        end = running(r, own)
+        found = r.of(at.first_lane, goal < end).value
+        lane = found.min(lanes - 1)
+        return lane, found.eq(LANES), told(r, goal - (end - own), lane), own
 
     def pick(self, goal: Value) -> Picked:
-        """By one warp: first the range, if there are some, and then the bin in it. Lanes take bins
-        from the highest on."""
-        r, size = self.registers, (1 << self.bits) // max(1, self.ranges)
-        own = size // LANES
-        low = (LANES - 1 - LANE) * own
+        """By one warp, which divides what is left between its lanes, from the highest on: first the
+        ranges, if there are some, at last the bins."""
+        size, low, none = 1 << self.bits, const(0), list[Value]()
         if self.ranges:
             (word,) = self._load(LANE.min(self.ranges - 1) * WORD + self.size, 1)
-            lane, rest = self._lane(r.either(self.ranges > LANE, word, 0).value, goal)
-            goal = r.either(lane.ne(LANES), rest, 0xFFFFFFFF).value  # nothing is found again
-            low = (self.ranges - 1 - lane.min(self.ranges - 1)) * size + low
-        words = self._load(low * (WORD * self.copies), own * self.copies)
-        each = range(0, len(words), self.copies)
-        bins = [r.uint32(reduce(add, words[i : i + self.copies])).value for i in each]
-        lane, rest = self._lane(reduce(add, bins), goal)
-        digit, past = low + (own - 1), list[Value]()
-        for bin_ in reversed(bins[1:]):
-            here = rest >= bin_
-            past.append(past[-1] & here if past else here)
-            rest = r.either(past[-1], rest - bin_, rest).value
-            digit = digit - past[-1]
-        return Picked(lane, digit, rest, bins, past)
+            lane, missed, goal, held = self._lane(word, goal, self.ranges)
+            none, size = [missed], size // self.ranges
+            low = (self.ranges - 1 - lane) * size
+        while size > 1:
+            lanes, own = min(size, LANES), max(1, size // LANES)
+            first = (lanes - 1 - LANE.min(lanes - 1)) * own + low
+            words = self._load(first * (WORD * self.copies), own * self.copies)
+            lane, missed, goal, held = self._lane(reduce(add, words), goal, lanes)
+            none.append(missed)
+            low, size = low + (lanes - 1 - lane) * own, own
+        return Picked(none[0], low, goal, told(self.registers, held, lane))

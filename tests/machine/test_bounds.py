@@ -10,7 +10,7 @@ from ptxflow.compiler.atoms.table import atom
 from ptxflow.compiler.check import check_bounds
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.errors import SpecError
-from ptxflow.compiler.ir import Op, Statement, body_of, const, kernels_of, program, with_body
+from ptxflow.compiler.ir import Op, Statement, body_of, const, kernels_of, program, show, with_body
 from tests.families import ROWS
 from tests.given import BOTH
 
@@ -31,7 +31,11 @@ def planted(tree: Statement, fault: str) -> Statement:
         return tree
     if fault == "no guard" and "inside" in given:
         given["inside"] = const(1)
-    elif fault != "no guard":
+    elif fault.startswith("rows") and given.get("inside", const(1)).op is Op.ALU:
+        row, end = given["inside"].src  # those that are so far from a multiple of the tile's
+        if show(row).endswith(f" add {fault.split()[1]})"):
+            given["inside"] = row < end + 1
+    elif fault in FAULTS:
         given["index"] = given["index"] + 1 if fault == "an element behind" else given["index"] * 2
     return Statement(Op.ATOM, tuple(given.values()), tree.arg, tree.site)
 
@@ -59,6 +63,14 @@ def test_what_ends_behind_a_tensor_is_refused(family: str, device: Device, fault
     said = r" at compiler/\S+ reaches byte \d+ of \w+, which has \d+ at .*; fix: "
     with pytest.raises(SpecError, match=said):
         checked(family, DIRECT[family], device, fault)
+
+
+@pytest.mark.parametrize("row", [1, 8])
+@pytest.mark.parametrize("device", BOTH, ids=lambda d: d.arch)
+def test_one_guard_of_one_more_is_refused(device: Device, row: int) -> None:
+    """A tile's rows are in registers: each reaches the last row of sizes of its own."""
+    with pytest.raises(SpecError, match=r"byte \d+ of A_scale"):
+        checked("gemm_fp8", "swapped", device, f"rows {row}")
 
 
 @pytest.mark.parametrize("device", BOTH, ids=lambda d: d.arch)

@@ -315,15 +315,12 @@ class Select:
         emit(meet(self.ctas))
         with where(WARP.eq(0)):
             low, high, goal = (word.value for word in known[:3].each())
-            lane, digit, rest, counts, past = bins.pick(goal)
-            count = counts[-1]
-            for passed, less in zip(past, reversed(counts[:-1]), strict=True):
-                count = self.r.either(passed, less, count).value
+            none, digit, rest, count = bins.pick(goal)
             begin, upper = shift & 31, shift >> 5  # bit and word that the digit begins in
             up, over = digit << begin, (digit >> 1) >> (31 - begin)
             low, high = low | (up * (1 - upper)), high | (up * upper + over * (1 - upper))
             words = self.r.together([low, high, rest, count + (self.topk - 1) - rest])
-            emit(at.st_shared_lanes(slot(self.state), 0, lane.eq(LANE), words))
+            emit(at.st_shared_lanes(slot(self.state), 0, LANE.eq(0) & none.eq(0), words))
         emit(meet(self.ctas))
 
     # -- entries -------------------------------------------------------------------------------

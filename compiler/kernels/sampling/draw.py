@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
-from itertools import accumulate
 from operator import add
+from typing import NamedTuple
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.candidates import SHARE
@@ -39,85 +39,94 @@ def philox(state: UInt32, words: Sequence[Value], row: Value) -> UInt32:
     return state.registers.together(c[:2])
 
 
-def _before(r: Registers, x: Value) -> tuple[Value, Value]:
-    """What lower lanes have, and these and the lane."""
-    end = running(r, x)
-    return end - x, end
+class Kept(NamedTuple):
+    """What is kept of masses above a threshold and of ties at it: in the order of the row, the
+    first `allowed` ties of a mass of `tie` each."""
+
+    allowed: Value
+    tie: Value
+
+    def of(self, mass: Value, ties: Value) -> Value:
+        return ties.min(self.allowed) * self.tie + mass
 
 
-def _ends(r: Registers, values: Sequence[Value]) -> list[Value]:
-    """What the first values add up to, the first two, ... and all."""
-    return list(accumulate(values, lambda a, b: r.uint32(a + b).value))
+class Found(NamedTuple):
+    """The lane in which a number falls, in every lane; what all before that lane have. Nothing of
+    it counts where there is `none`."""
+
+    none: Value
+    lane: Value
+    mass: Value
+    ties: Value
+
+
+def _fall(
+    r: Registers, own: Sequence[Value], before: Sequence[Value], goal: Value, kept: Kept
+) -> Found:
+    """Of lanes that have masses and ties, in their order, behind those `before`."""
+    ends = [running(r, x) + begin for x, begin in zip(own, before, strict=True)]
+    found = r.of(at.first_lane, goal < kept.of(*ends)).value
+    lane = found & (WARP_SIZE - 1)
+    begins = (told(r, end - x, lane) for end, x in zip(ends, own, strict=True))
+    return Found(found.eq(WARP_SIZE), lane, *begins)
 
 
 def pick_segment(
     shares: Slot, ties: Slot, count: int, key: UInt32, allowed: Value, uniform: UInt32
-) -> tuple[Value, Value, Value]:
-    """Where a number falls among the kept masses: the segment and 1 (0 where no mass is), how far
-    into it, and how many ties are kept from there on. A lane has neighbouring segments; then each
-    of the lane's that holds the target has one."""
-    r, own, tie = key.registers, -(-count // WARP_SIZE), weight(key)
+) -> tuple[Kept, Value, Found]:
+    """Where a number falls among the kept masses: what is kept, the goal among them, the segment
+    (as a lane's). A lane has neighbouring segments; then each of the found lane's has one."""
+    r, own, kept = key.registers, -(-count // WARP_SIZE), Kept(allowed, weight(key))
 
     def held(segment: Value, inside: Value) -> list[Value]:
         place = segment.min(count - 1) * SHARE
         words = (r.of(at.ld_shared, x, place).value for x in (shares, ties))
         return [r.either(inside, word, 0).value for word in words]
 
-    def kept(mass: Value, equal: Value) -> Value:
-        return equal.min(allowed) * tie + mass
-
     segments = [LANE * own + i for i in range(own)]
-    mass, equal = (
-        reduce(add, x) for x in zip(*(held(s, s < count) for s in segments), strict=True)
-    )
-    (mass0, mass1), (equal0, equal1) = _before(r, mass), _before(r, equal)
-    whole = kept(*(told(r, x, WARP_SIZE - 1) for x in (mass1, equal1)))
+    sums = zip(*(held(s, s < count) for s in segments), strict=True)
+    each = [r.uint32(reduce(add, x)).value for x in sums]
+    whole = kept.of(*(r.of(at.reduce_lanes, r.uint32(x), operation="add").value for x in each))
     low, high = (x.value for x in uniform.each())
     carried = alu("mulhi", low, whole)
-    goal = alu("mulhi", high, whole) + (high * whole + carried < carried)
-    hit = (goal >= kept(mass0, equal0)) & (goal < kept(mass1, equal1))
-    first = r.of(at.first_lane, hit).value
-    lane = first & (WARP_SIZE - 1)
-    segment, there = lane * own + LANE, (own > LANE) & first.ne(WARP_SIZE)
-    mass, equal = held(segment, (segment < count) & there)
-    begins = [told(r, x, lane) for x in (mass0, equal0)]
-    (mass0, mass1), (equal0, equal1) = (
-        tuple(begin + x for x in _before(r, own_))
-        for begin, own_ in zip(begins, (mass, equal), strict=True)
-    )
-    start = kept(mass0, equal0)
-    hit = (goal >= start) & (goal < kept(mass1, equal1)) & there
-    first = r.of(at.first_lane, hit).value
-    which = first & (WARP_SIZE - 1)
-    found = r.either(first.ne(WARP_SIZE), lane * own + which + 1, 0).value
-    return found, told(r, goal - start, which), told(r, allowed - equal0.min(allowed), which)
+    goal = r.uint32(alu("mulhi", high, whole) + (high * whole + carried < carried)).value
+    found = _fall(r, each, (const(0), const(0)), goal, kept)
+    if own == 1:
+        return kept, goal, found
+    segment = found.lane * own + LANE
+    each = held(segment, (own > LANE) & (segment < count))
+    within = _fall(r, each, found[2:], goal, kept)
+    return kept, goal, within._replace(none=found.none, lane=found.lane * own + within.lane)
 
 
 def locate(
-    key: UInt32, segment: Value, goal: Value, allowed: Value, index: Value, place: Place, size: int,
+    key: UInt32, kept: Kept, goal: Value, segment: Found, index: Value, place: Place, size: int,
     vector: int, vocab: int,
 ) -> UInt32:  # fmt: skip
-    """The element of a segment that holds the target, in the order of indices, in every lane; 0
-    where nothing was found. `index`: of the row's first one. A lane has neighbouring elements."""
-    r, own, there = key.registers, size // WARP_SIZE, segment.ne(0)
-    first = (segment - 1) * size + LANE * own
-    held = r.uint32(width=own)
-    for i in range(0, own, vector):
-        inside = (first + i < vocab) & there
-        vector_ = held[i : i + vector].slot
-        emit(load_global(vector_, "probs", index + first, inside, place, offset=4 * i))
-    x = held.apply(at.sum_f32, r.constant(0.0), sat=".sat")
-    elements, weights = ([e.value for e in y.each()] for y in (x, x.apply(at.weigh)))
-    equal = [e.eq(key.value) for e in elements]
-    *ranks, ties = [const(0), *_ends(r, equal)]
-    start, _ = _before(r, ties)
-    kept = list[Value]()
-    for e, same, mass, rank in zip(elements, equal, weights, ranks, strict=True):
-        keeps = (key.value < e) | (same & (start + rank < allowed))
-        kept.append(r.either(keeps, mass, 0).value)
-    *ends, total = _ends(r, kept)
-    before, end = _before(r, total)
-    hit = there & (goal >= before) & (goal < end)
-    past = _ends(r, [goal - before >= each for each in ends])  # elements that end before it
-    number = first + past[-1] if past else first
-    return r.of(at.reduce_lanes, r.either(hit, number, 0), operation="add")
+    """The element of a segment that holds the goal, in the order of indices, in every lane; 0
+    where there is none. `index`: of the row's first one. A lane has neighbouring elements, then
+    each of the found lane's has one."""
+    r, own = key.registers, size // WARP_SIZE
+
+    def held(first: Value, inside: Value, width: int) -> list[Value]:
+        """Mass and ties of neighbouring elements."""
+        x, vector_ = r.uint32(width=width), min(vector, width)
+        for i in range(0, width, vector_):
+            within, target = (first + i < vocab) & inside, x[i : i + vector_].slot
+            emit(load_global(target, "probs", index + first, within, place, offset=4 * i))
+        x = x.apply(at.sum_f32, r.constant(0.0), sat=".sat")
+        elements, weights = ([e.value for e in y.each()] for y in (x, x.apply(at.weigh)))
+        above = (
+            r.either(key.value < e, w, 0).value for e, w in zip(elements, weights, strict=True)
+        )
+        each = (reduce(add, above), reduce(add, (e.eq(key.value) for e in elements)))
+        return [r.uint32(sum_).value for sum_ in each]
+
+    first, there = segment.lane * size, segment.none.eq(0)
+    each = held(first + LANE * own, there, own)
+    found = _fall(r, each, segment[2:], goal, kept)
+    first = first + found.lane * own
+    if own > 1:
+        each = held(first + LANE, there & (own > LANE), 1)
+        first = first + _fall(r, each, found[2:], goal, kept).lane
+    return r.either(there, first, 0)

@@ -258,10 +258,8 @@ class Kernel:
         """The bin at which the goal is passed, by one warp: where it says so."""
         r, place = self.r, slot(self._smem(f"{name}_place", FOUND), 0, 0, FOUND)
         found = bins.pick(goal)
-        both, some = (found.digit + 1, found.rest), found.lane.ne(WARP_SIZE)
-        words = (r.either(some, x, 0).value for x in both)
-        mine = (found.lane & (WARP_SIZE - 1)).eq(LANE)
-        emit(at.st_shared_lanes(place, 0, mine, r.together([*words])))
+        words = (r.either(found.none, 0, x).value for x in (found.digit + 1, found.rest))
+        emit(at.st_shared_lanes(place, 0, LANE.eq(0), r.together([*words])))
         return place
 
     def _read(self, place: Slot) -> UInt32:
@@ -306,9 +304,9 @@ class Kernel:
         emit(at.cta_sync())
         token = self.r.uint32(width=2)
         with where(FIRST):
-            found = draw.pick_segment(shares, equal, self.segments, key, ties().value, uniform)
+            picked = draw.pick_segment(shares, equal, self.segments, key, ties().value, uniform)
             sizes = self.size, self.width, self.vocab
-            token[0].set(draw.locate(key, *found, index, tile, *sizes))
+            token[0].set(draw.locate(key, *picked, index, tile, *sizes))
             emit(at.mov(token[1], 0))
             place = (self.row, 0, 1, 1)
             emit(store_global("samples", self.row, token.slot, place, LANE.eq(0), element=SAMPLE))
