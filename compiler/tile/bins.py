@@ -21,12 +21,14 @@ WORD, WIDE = 4, 4  # bytes; words of a load
 
 
 class Picked(NamedTuple):
-    """The bin in which a goal falls, in every lane; nothing counts where there is `none`."""
+    """The bin in which a goal falls, in every lane; nothing counts where there is `none`. It is a
+    lane's."""
 
     none: Value
     digit: Value
     rest: Value  # of the goal, less what is before the bin
-    held: Value  # by the bin
+    lane: Value
+    held: Value  # by each lane's bin
 
 
 def running(r: Registers, x: Value) -> Value:
@@ -130,4 +132,4 @@ class Bins:
             lane, missed, goal, held = self._lane(reduce(add, words), goal, lanes)
             none.append(missed)
             low, size = low + (lanes - 1 - lane) * own, own
-        return Picked(none[0], low, goal, told(self.registers, held, lane))
+        return Picked(none[0], low, goal, lane, held)

@@ -27,7 +27,7 @@ from ptxflow.compiler.kernels.dsa_indexer.decisions import WARP as LANES
 from ptxflow.compiler.kernels.dsa_indexer.score import SCORES
 from ptxflow.compiler.launch import Launch, launch_of
 from ptxflow.compiler.lower import finish, layout, single
-from ptxflow.compiler.tile.bins import Bins
+from ptxflow.compiler.tile.bins import Bins, told
 from ptxflow.compiler.tile.tensors import load_global, meet, store_global, zero_shared
 from ptxflow.compiler.tile.values import Registers, UInt32, emit, repeat, traced, where
 
@@ -315,7 +315,8 @@ class Select:
         emit(meet(self.ctas))
         with where(WARP.eq(0)):
             low, high, goal = (word.value for word in known[:3].each())
-            none, digit, rest, count = bins.pick(goal)
+            none, digit, rest, lane, held = bins.pick(goal)
+            count = told(self.r, held, lane)
             begin, upper = shift & 31, shift >> 5  # bit and word that the digit begins in
             up, over = digit << begin, (digit >> 1) >> (31 - begin)
             low, high = low | (up * (1 - upper)), high | (up * upper + over * (1 - upper))

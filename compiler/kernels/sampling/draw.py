@@ -51,13 +51,15 @@ class Kept(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The lane in which a number falls, in every lane; what all before that lane have. Nothing of
-    it counts where there is `none`."""
+    """The lane in which a number falls, in every lane; nothing of it counts where there is `none`.
+    What all before a lane have, in each, of which `told` is the found lane's."""
 
     none: Value
     lane: Value
-    mass: Value
-    ties: Value
+    each: Sequence[Value]  # mass, ties
+
+    def told(self, r: Registers) -> list[Value]:
+        return [told(r, x, self.lane) for x in self.each]
 
 
 def _fall(
@@ -66,16 +68,15 @@ def _fall(
     """Of lanes that have masses and ties, in their order, behind those `before`."""
     ends = [running(r, x) + begin for x, begin in zip(own, before, strict=True)]
     found = r.of(at.first_lane, goal < kept.of(*ends)).value
-    lane = found & (WARP_SIZE - 1)
-    begins = (told(r, end - x, lane) for end, x in zip(ends, own, strict=True))
-    return Found(found.eq(WARP_SIZE), lane, *begins)
+    begins = [end - x for end, x in zip(ends, own, strict=True)]
+    return Found(found.eq(WARP_SIZE), found & (WARP_SIZE - 1), begins)
 
 
 def pick_segment(
     shares: Slot, ties: Slot, count: int, key: UInt32, allowed: Value, uniform: UInt32
-) -> tuple[Kept, Value, Found]:
-    """Where a number falls among the kept masses: what is kept, the goal among them, the segment
-    (as a lane's). A lane has neighbouring segments; then each of the found lane's has one."""
+) -> tuple[Kept, Value, Value, Found]:
+    """Where a number falls among the kept masses: what is kept, the goal among them, the segment,
+    and what is before it. A lane has neighbouring segments, then one of the found lane's."""
     r, own, kept = key.registers, -(-count // WARP_SIZE), Kept(allowed, weight(key))
 
     def held(segment: Value, inside: Value) -> list[Value]:
@@ -92,20 +93,20 @@ def pick_segment(
     goal = r.uint32(alu("mulhi", high, whole) + (high * whole + carried < carried)).value
     found = _fall(r, each, (const(0), const(0)), goal, kept)
     if own == 1:
-        return kept, goal, found
+        return kept, goal, found.lane, found
     segment = found.lane * own + LANE
     each = held(segment, (own > LANE) & (segment < count))
-    within = _fall(r, each, found[2:], goal, kept)
-    return kept, goal, within._replace(none=found.none, lane=found.lane * own + within.lane)
+    within = _fall(r, each, found.told(r), goal, kept)
+    return kept, goal, found.lane * own + within.lane, within
 
 
 def locate(
-    key: UInt32, kept: Kept, goal: Value, segment: Found, index: Value, place: Place, size: int,
-    vector: int, vocab: int,
+    key: UInt32, kept: Kept, goal: Value, segment: Value, found: Found, index: Value, place: Place,
+    size: int, vector: int, vocab: int,
 ) -> UInt32:  # fmt: skip
     """The element of a segment that holds the goal, in the order of indices, in every lane; 0
     where there is none. `index`: of the row's first one. A lane has neighbouring elements, then
-    each of the found lane's has one."""
+    one of the found lane's."""
     r, own = key.registers, size // WARP_SIZE
 
     def held(first: Value, inside: Value, width: int) -> list[Value]:
@@ -122,11 +123,11 @@ def locate(
         each = (reduce(add, above), reduce(add, (e.eq(key.value) for e in elements)))
         return [r.uint32(sum_).value for sum_ in each]
 
-    first, there = segment.lane * size, segment.none.eq(0)
+    first, there = segment * size, found.none.eq(0)
     each = held(first + LANE * own, there, own)
-    found = _fall(r, each, segment[2:], goal, kept)
+    found = _fall(r, each, found.told(r), goal, kept)
     first = first + found.lane * own
     if own > 1:
         each = held(first + LANE, there & (own > LANE), 1)
-        first = first + _fall(r, each, found[2:], goal, kept).lane
+        first = first + _fall(r, each, found.told(r), goal, kept).lane
     return r.either(there, first, 0)
