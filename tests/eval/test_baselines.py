@@ -277,7 +277,7 @@ def chunk_gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None,
     initial_state: Tensor | None = None, output_final_state: bool = False,
     cu_seqlens: Tensor | None = None, use_qk_l2norm_in_kernel: bool = False,
-    output: Tensor | None = None, output_state: Tensor | None = None,
+    output: Tensor | None = None, output_state: Tensor | None = None, max_seqlen: int = 0,
 ) -> Any:  # fmt: skip
     """The library's function with its checks, computed token by token; a sequence without tokens is
     passed over."""
@@ -290,6 +290,7 @@ def chunk_gated_delta_rule(
     assert output.dtype == q.dtype == k.dtype == v.dtype == torch.bfloat16
     assert {x.dtype for x in (g, beta, state, new)} == {torch.float32}
     assert bounds.dtype == torch.int64 and output_final_state and not use_qk_l2norm_in_kernel
+    assert max_seqlen == int(bounds.diff().max())
     for s, (first, end) in enumerate(pairwise(bounds.tolist())):
         now = state[s]
         for t in range(first, end):
@@ -320,6 +321,22 @@ def _transposed(*inputs: Any, **outputs: Any) -> None:
     state.copy_(state.mT.clone())
 
 
+def decode(*given: Any) -> None:
+    """The library's function over a pool of float32 states, by our reference."""
+    q, k, v, state, *gates, scale, output, normalised, pool, reads, writes = given
+    assert state is None and not normalised and reads.dtype == writes.dtype == torch.int32
+    made = load_reference(load(DECODE))(q, k, v, pool[reads], *gates, scale)
+    output[:], pool[writes] = made
+
+
+def test_flashinfer_decodes_from_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is timed does not drift."""
+    install(monkeypatch, gdn_decode__gated_delta_rule_decode_pretranspose=decode)
+    found = beside(load(DECODE).resized(**SIZES), {"batch_size": 3})
+    call: Any = found.calls(every=True)["flashinfer"]
+    assert found.about() == {} and torch.equal(call()[1].clone(), call()[1])
+
+
 @pytest.mark.parametrize("with_state", [True, False])
 @pytest.mark.parametrize("forgets", [False, True])
 def test_chunks_are_the_recurrence(with_state: bool, forgets: bool) -> None:
@@ -338,7 +355,7 @@ def test_chunks_are_the_recurrence(with_state: bool, forgets: bool) -> None:
 
 def test_prefill_has_the_chunked_form_and_decoding_the_reference() -> None:
     assert list(makers_of(load(PREFILL))) == [COPY, "torch.chunked", "flashinfer"]
-    assert list(makers_of(load(DECODE))) == [COPY, "torch"]
+    assert list(makers_of(load(DECODE))) == [COPY, "torch", "flashinfer"]
 
 
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"

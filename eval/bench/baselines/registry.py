@@ -50,7 +50,11 @@ BASELINES: dict[str, dict[str, Maker]] = {
         "torch": common.torch_reference,
         "flashinfer": common.flashinfer_sampling,
     },
-    "gdn": {COPY: common.copy, "torch": common.torch_reference},
+    "gdn": {
+        COPY: common.copy,
+        "torch": common.torch_reference,
+        "flashinfer": common.called(gdn.flashinfer_step, gdn.flashinfer_step_arguments),
+    },
     "gdn" + PREFILL: {
         COPY: common.copy,
         "torch.chunked": gdn.torch_chunked,
