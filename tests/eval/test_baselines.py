@@ -200,8 +200,9 @@ def test_a_copy_moves_the_compulsory_bytes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("peer", ["flashinfer", "flashinfer-radix"])
 def test_flashinfer_samples_inside_its_own_ranges(
-    filters: str, monkeypatch: pytest.MonkeyPatch
+    filters: str, peer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     definition = load(f"{filters}_sampling_from_probs_v128256").resized(vocab_size=VOCABULARY)
     seen: list[Tensor] = []
@@ -210,10 +211,15 @@ def test_flashinfer_samples_inside_its_own_ranges(
         seen[:] = limits
         return probs.argmax(-1).int()
 
-    function = f"sampling__{filters}_sampling_from_probs"
+    kind = f"sampling__{filters}" if peer == "flashinfer" else "cake_sampling__top_k_top_p"
+    function = f"{kind}_sampling_from_probs"
     install(monkeypatch, **{function: most_probable})
     found = beside(definition, {"batch_size": 10}, 1)
-    assert "flashinfer" in found.calls(every=True) and "torch" in found.calls(every=True)
+    assert "torch" in found.calls(every=True)
+    if (peer, filters) == ("flashinfer-radix", "top_p"):
+        assert found.absent[peer] == "it takes a top_k"
+        return
+    assert peer in found.calls(every=True)
     bounds = {"top_k": (1, VOCABULARY - 1), "top_p": (2.0**-10, 1 - 2.0**-10)}
     names = [n for n in bounds if n in found.definition.inputs]
     for name, limit in zip(names, seen, strict=True):
@@ -222,8 +228,8 @@ def test_flashinfer_samples_inside_its_own_ranges(
         assert not torch.equal(limit, found.bench.tensors[name])  # there are rows outside
     install(monkeypatch, **{function: lambda probs, *a, **o: probs.argmin(-1)})
     found = beside(definition, {"batch_size": 10}, 1)
-    assert "flashinfer" not in found.calls(every=True)
-    assert found.absent["flashinfer"].startswith("wrong: samples: ")
+    assert peer not in found.calls(every=True)
+    assert found.absent[peer].startswith("wrong: samples: ")
 
 
 def test_ratios_are_to_the_best_library() -> None:

@@ -48,7 +48,8 @@ BASELINES: dict[str, dict[str, Maker]] = {
     "sampling": {
         COPY: common.copy,
         "torch": common.torch_reference,
-        "flashinfer": common.flashinfer_sampling,
+        "flashinfer": partial(common.flashinfer_sampling, radix=False),
+        "flashinfer-radix": partial(common.flashinfer_sampling, radix=True),
     },
     "gdn": {
         COPY: common.copy,
