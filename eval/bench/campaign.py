@@ -321,14 +321,9 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
 
 
 def measure(
-    tasks: Sequence[Task],
-    workers: Sequence[Worker],
-    compiler: Compiler,
-    settings: Settings,
-    records: RecordFile,
-    origin: Origin,
-    deadline: float,
-) -> bool:
+    tasks: Sequence[Task], workers: Sequence[Worker], compiler: Compiler, settings: Settings,
+    records: RecordFile, origin: Origin, deadline: float,
+) -> bool:  # fmt: skip
     """Whether everything was measured before `deadline`, in seconds of `time.monotonic`.
 
     Outcomes are appended to `records`. WorkerError where every GPU is lost.

@@ -49,16 +49,9 @@ def arguments(given: Given) -> list[Any]:
 
 
 def experts(
-    logits: Tensor,
-    bias: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    up: Tensor,
-    down: Tensor,
-    offset: int,
-    factor: float,
-    counted: bool,
-) -> Tensor:
+    logits: Tensor, bias: Tensor, x: Tensor, scale: Tensor, up: Tensor, down: Tensor, offset: int,
+    factor: float, counted: bool,
+) -> Tensor:  # fmt: skip
     """[tokens, hidden] bfloat16, of float8 x [tokens, hidden] with scales [blocks, tokens].
 
     A row for every choice of a token, those of this rank's experts first and in their order, which
