@@ -250,13 +250,9 @@ class Origin:
 
 
 def make_record(
-    candidate: Candidate,
-    result: dict[str, Any],
-    gpu: dict[str, Any],
-    origin: Origin,
-    kernel: CompiledKernel | None = None,
-    timing_pass: str = SCREEN,
-) -> Record:
+    candidate: Candidate, result: dict[str, Any], gpu: dict[str, Any], origin: Origin,
+    kernel: CompiledKernel | None = None, timing_pass: str = SCREEN,
+) -> Record:  # fmt: skip
     """The record of one outcome, with everything that follows from it."""
     latency = result.get("latency_us")
     baselines = result.get("peers", {})
