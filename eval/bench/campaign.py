@@ -297,7 +297,7 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     settings = Settings(
         seeds=tuple(range(1, args.check_seeds + 1)), rounds=args.rounds, settle=args.settle,
         timeout=args.timeout, refine=args.refine, refine_rounds=args.refine_rounds,
-        ties=args.ties, libraries=not args.alone,
+        refine_seconds=args.refine_seconds, ties=args.ties, libraries=not args.alone,
         every_baseline=not (args.refine or args.alone),
     )  # fmt: skip
     with machines(device, args.jobs) as (workers, compiler), RecordFile(args.out) as records:
@@ -321,14 +321,9 @@ def run(args: argparse.Namespace, argv: Sequence[str]) -> int:
 
 
 def measure(
-    tasks: Sequence[Task],
-    workers: Sequence[Worker],
-    compiler: Compiler,
-    settings: Settings,
-    records: RecordFile,
-    origin: Origin,
-    deadline: float,
-) -> bool:
+    tasks: Sequence[Task], workers: Sequence[Worker], compiler: Compiler, settings: Settings,
+    records: RecordFile, origin: Origin, deadline: float,
+) -> bool:  # fmt: skip
     """Whether everything was measured before `deadline`, in seconds of `time.monotonic`.
 
     Outcomes are appended to `records`. WorkerError where every GPU is lost.
@@ -428,8 +423,9 @@ def _how(parser: argparse.ArgumentParser) -> None:
     count("--rounds", default=7, help="timed samples per kernel (default: 7)")
     about = "of each workload, time the best N again, all in the same rounds (default: 32)"
     add("--refine", type=natural_int, default=32, metavar="N", help=about)
-    about = "samples of each of those, or as many as take 1 s (default: 40)"
+    about = "samples of each of those, or as many as take --refine-seconds (default: 40)"
     count("--refine-rounds", default=40, help=about)
+    seconds("--refine-seconds", default=Settings.refine_seconds, help="(default: 1)")
     add("--alone", action="store_true", help="no libraries beside the best: the yardstick alone")
     about = f"for those that may be the fastest, against each other (default: {Settings.ties:g})"
     seconds("--ties", default=Settings.ties, help=about)

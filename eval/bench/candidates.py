@@ -93,6 +93,7 @@ class Settings:
     timeout: float = 60.0
     refine: int = 0  # of each workload's best kernels that are timed again, all in one job
     refine_rounds: int = 40
+    refine_seconds: float = 1.0  # of the GPU, that further rounds of those may take
     ties: float = 1.0  # seconds for those of them that may be the fastest, against each other
     every_baseline: bool = True  # beside each kernel, or the yardstick alone
     libraries: bool = True  # the same where it refines
@@ -236,7 +237,7 @@ def run_together(
         images.append((kernel.launch.to_json(), image))
     s = settings
     how: dict[str, Any] = {"seeds": s.seeds, "rounds": s.refine_rounds, "settle": s.settle}
-    how |= {"ties": s.ties, "every_baseline": s.libraries} | beside
+    how |= {"ties": s.ties, "every_baseline": s.libraries, "seconds": s.refine_seconds} | beside
     return worker.run(refine_job(definition, axes, images, **how), 2 * s.timeout)
 
 
@@ -249,13 +250,9 @@ class Origin:
 
 
 def make_record(
-    candidate: Candidate,
-    result: dict[str, Any],
-    gpu: dict[str, Any],
-    origin: Origin,
-    kernel: CompiledKernel | None = None,
-    timing_pass: str = SCREEN,
-) -> Record:
+    candidate: Candidate, result: dict[str, Any], gpu: dict[str, Any], origin: Origin,
+    kernel: CompiledKernel | None = None, timing_pass: str = SCREEN,
+) -> Record:  # fmt: skip
     """The record of one outcome, with everything that follows from it."""
     latency = result.get("latency_us")
     baselines = result.get("peers", {})

@@ -142,14 +142,9 @@ class Schedule:
     """One run over tasks. `report` is called with every outcome, `say` with lines for the user."""
 
     def __init__(
-        self,
-        tasks: Sequence[Task],
-        fleet: Sequence[Worker],
-        compiler: Compiler,
-        settings: Settings,
-        report: Callable[[Measured], None],
-        say: Callable[[str], None],
-    ):
+        self, tasks: Sequence[Task], fleet: Sequence[Worker], compiler: Compiler,
+        settings: Settings, report: Callable[[Measured], None], say: Callable[[str], None],
+    ):  # fmt: skip
         self.tasks, self.fleet, self.compiler = tasks, fleet, compiler
         self.settings, self.report, self.say = settings, report, say
         left = sum(len(t.todo) for t in tasks)

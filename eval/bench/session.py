@@ -51,7 +51,6 @@ OURS = "ours"
 RESETTLE_AFTER = 0.5  # idle seconds after which clocks are settled afresh
 HOPELESS, LONG = 4.0, 200.0  # who takes this many times the fastest's time, and as many us, gets
 #: a quarter of the rounds, and at least FEW_ROUNDS
-REFINE_SECONDS = 1.0  # of the GPU, that timing the best anew may take beyond the rounds asked for
 MOST_ROUNDS = 400
 KEPT_BYTES = 16 << 30  # of the GPU, held for problems that may be asked for again
 EDGE = 2.0**-12  # of a row's mass: float32 sums may put the end of a nucleus this much further
@@ -293,7 +292,7 @@ class Session:
         stage("time")
         bench.fill(bench.seeds[0])
         timed = {name: c.timed for name, c in calls.items()}
-        samples, timing = self._time(job, timed, job.get("seconds", REFINE_SECONDS))
+        samples, timing = self._time(job, timed, job.get("seconds", 0.0))
         baselines = {name: Timing.of(samples[name]).median for name in self._baselines}
         first = {name: Timing.of(samples[name]) for name in calls}
         tied = near({name: samples[name] for name in calls})

@@ -200,8 +200,9 @@ def test_a_copy_moves_the_compulsory_bytes(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("peer", ["flashinfer", "flashinfer-radix"])
 def test_flashinfer_samples_inside_its_own_ranges(
-    filters: str, monkeypatch: pytest.MonkeyPatch
+    filters: str, peer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     definition = load(f"{filters}_sampling_from_probs_v128256").resized(vocab_size=VOCABULARY)
     seen: list[Tensor] = []
@@ -210,10 +211,15 @@ def test_flashinfer_samples_inside_its_own_ranges(
         seen[:] = limits
         return probs.argmax(-1).int()
 
-    function = f"sampling__{filters}_sampling_from_probs"
+    kind = f"sampling__{filters}" if peer == "flashinfer" else "cake_sampling__top_k_top_p"
+    function = f"{kind}_sampling_from_probs"
     install(monkeypatch, **{function: most_probable})
     found = beside(definition, {"batch_size": 10}, 1)
-    assert "flashinfer" in found.calls(every=True) and "torch" in found.calls(every=True)
+    assert "torch" in found.calls(every=True)
+    if (peer, filters) == ("flashinfer-radix", "top_p"):
+        assert found.absent[peer] == "it takes a top_k"
+        return
+    assert peer in found.calls(every=True)
     bounds = {"top_k": (1, VOCABULARY - 1), "top_p": (2.0**-10, 1 - 2.0**-10)}
     names = [n for n in bounds if n in found.definition.inputs]
     for name, limit in zip(names, seen, strict=True):
@@ -222,8 +228,8 @@ def test_flashinfer_samples_inside_its_own_ranges(
         assert not torch.equal(limit, found.bench.tensors[name])  # there are rows outside
     install(monkeypatch, **{function: lambda probs, *a, **o: probs.argmin(-1)})
     found = beside(definition, {"batch_size": 10}, 1)
-    assert "flashinfer" not in found.calls(every=True)
-    assert found.absent["flashinfer"].startswith("wrong: samples: ")
+    assert peer not in found.calls(every=True)
+    assert found.absent[peer].startswith("wrong: samples: ")
 
 
 def test_ratios_are_to_the_best_library() -> None:
@@ -277,7 +283,7 @@ def chunk_gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, scale: float | None = None,
     initial_state: Tensor | None = None, output_final_state: bool = False,
     cu_seqlens: Tensor | None = None, use_qk_l2norm_in_kernel: bool = False,
-    output: Tensor | None = None, output_state: Tensor | None = None,
+    output: Tensor | None = None, output_state: Tensor | None = None, max_seqlen: int = 0,
 ) -> Any:  # fmt: skip
     """The library's function with its checks, computed token by token; a sequence without tokens is
     passed over."""
@@ -290,6 +296,7 @@ def chunk_gated_delta_rule(
     assert output.dtype == q.dtype == k.dtype == v.dtype == torch.bfloat16
     assert {x.dtype for x in (g, beta, state, new)} == {torch.float32}
     assert bounds.dtype == torch.int64 and output_final_state and not use_qk_l2norm_in_kernel
+    assert max_seqlen == int(bounds.diff().max())
     for s, (first, end) in enumerate(pairwise(bounds.tolist())):
         now = state[s]
         for t in range(first, end):
@@ -320,6 +327,22 @@ def _transposed(*inputs: Any, **outputs: Any) -> None:
     state.copy_(state.mT.clone())
 
 
+def decode(*given: Any) -> None:
+    """The library's function over a pool of float32 states, by our reference."""
+    q, k, v, state, *gates, scale, output, normalised, pool, reads, writes = given
+    assert state is None and not normalised and reads.dtype == writes.dtype == torch.int32
+    made = load_reference(load(DECODE))(q, k, v, pool[reads], *gates, scale)
+    output[:], pool[writes] = made
+
+
+def test_flashinfer_decodes_from_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is timed does not drift."""
+    install(monkeypatch, gdn_decode__gated_delta_rule_decode_pretranspose=decode)
+    found = beside(load(DECODE).resized(**SIZES), {"batch_size": 3})
+    call: Any = found.calls(every=True)["flashinfer"]
+    assert found.about() == {} and torch.equal(call()[1].clone(), call()[1])
+
+
 @pytest.mark.parametrize("with_state", [True, False])
 @pytest.mark.parametrize("forgets", [False, True])
 def test_chunks_are_the_recurrence(with_state: bool, forgets: bool) -> None:
@@ -338,7 +361,7 @@ def test_chunks_are_the_recurrence(with_state: bool, forgets: bool) -> None:
 
 def test_prefill_has_the_chunked_form_and_decoding_the_reference() -> None:
     assert list(makers_of(load(PREFILL))) == [COPY, "torch.chunked", "flashinfer"]
-    assert list(makers_of(load(DECODE))) == [COPY, "torch"]
+    assert list(makers_of(load(DECODE))) == [COPY, "torch", "flashinfer"]
 
 
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk256_ps64"

@@ -144,7 +144,7 @@ def test_several_kernels_are_timed_in_the_same_rounds(
     image.write_bytes(b"cubin")
     todo = refine_job(
         DEFINITION.to_json(), {"M": 5}, [(LAUNCH.to_json(), image)] * 3,
-        seeds=(1, 2), rounds=4, settle=0, ties=0.0,
+        seeds=(1, 2), rounds=4, settle=0, ties=0.0, seconds=1.0,
     )  # fmt: skip
     stages: list[str] = []
     result = session.measure(todo, stages.append)

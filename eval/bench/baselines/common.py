@@ -15,6 +15,7 @@ from torch import Tensor
 from ptxflow.eval.bench.baselines.baseline import Baseline, Given, Maker, Unsupported, computing
 from ptxflow.eval.bench.references import load_reference
 
+RADIX = 1024
 Formula = Callable[..., Any]
 Arguments = Callable[[Given], Sequence[Any]]  # of a formula
 
@@ -142,15 +143,23 @@ def flashinfer_rmsnorm(given: Given) -> Baseline:
     return Baseline(lambda: library.fused_add_rmsnorm(*own, weight, eps=eps), outputs)
 
 
-def flashinfer_sampling(given: Given) -> Baseline:
-    """FlashInfer's rejection sampling. It has no rule for k and p outside (0, vocabulary) and
-    (0, 1): such rows get one inside and are not compared."""
-    library = importlib.import_module("flashinfer.sampling")
+def flashinfer_sampling(given: Given, radix: bool) -> Baseline:
+    """FlashInfer's rejection sampling, or its radix selection of up to RADIX tokens. They have no
+    rule for k and p outside (0, vocabulary) and (0, 1): such rows get one inside and are not
+    compared."""
     probs = given.tensors["probs"]
-    ranges = {"top_k": (1, probs.shape[-1] - 1), "top_p": (2.0**-10, 1 - 2.0**-10)}
+    most = min(RADIX, probs.shape[-1] - 1) if radix else probs.shape[-1] - 1
+    ranges = {"top_k": (1, most), "top_p": (2.0**-10, 1 - 2.0**-10)}
     filters = {name: given.tensors[name] for name in ranges if name in given.tensors}
-    entry = getattr(library, "_".join(filters) + "_sampling_from_probs")
-    order = {"filter_apply_order": "top_k_first"} if len(filters) == 2 else {}
+    order: dict[str, Any] = {"filter_apply_order": "top_k_first"} if len(filters) == 2 else {}
+    module, kind = "flashinfer.sampling", "_".join(filters)
+    if radix:
+        if "top_k" not in filters:
+            raise Unsupported("it takes a top_k")
+        order = {"top_k_max": int(filters["top_k"].clamp(*ranges["top_k"]).max())}
+        order |= {} if "top_p" in filters else {"top_p": 1.0}
+        module, kind = "flashinfer.cake_sampling", "top_k_top_p"
+    entry = getattr(importlib.import_module(module), kind + "_sampling_from_probs")
 
     def inside() -> list[Tensor]:
         return [t.clamp(*ranges[name]) for name, t in filters.items()]

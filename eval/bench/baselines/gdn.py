@@ -1,4 +1,4 @@
-"""Baselines of gated delta rule prefill: the chunked form in torch, FlashInfer's kernel."""
+"""Baselines of the gated delta rule: prefill in torch by chunks, FlashInfer's kernels."""
 
 from __future__ import annotations
 
@@ -71,28 +71,39 @@ def flashinfer_arguments(given: Given) -> list[Any]:
     """The inputs of `flashinfer`. Decays and strengths are computed here, so not in what is timed,
     and new states are 0 where a sequence has no token."""
     q, k, v, state, A_log, a, dt_bias, b, bounds, scale = given.arguments()
-    decay, beta = gates(A_log, a, dt_bias, b)
-    out, states = (torch.zeros_like(given.tensors[name]) for name in given.definition.outputs)
-    return [q, k, v, decay, beta, scale_of(scale, q.shape[-1]), state, bounds, out, states]
+    own = [q, k, v, *gates(A_log, a, dt_bias, b), scale_of(scale, q.shape[-1]), state, True, bounds]
+    made = (torch.zeros_like(given.tensors[name]) for name in given.definition.outputs)
+    return [own, *made, int(bounds.diff().max())]
 
 
 def flashinfer(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    beta: Tensor,
-    scale: float,
-    state: Tensor | None,
-    bounds: Tensor,
-    out: Tensor,
-    states: Tensor,
+    given: list[Any], out: Tensor, states: Tensor, longest: int
 ) -> tuple[Tensor, Tensor]:
-    """Output and new states by FlashInfer's kernel for sm_90a, written into `out` and `states`.
+    """Output and new states by FlashInfer's kernels for sm_90a, written into `out` and `states`.
 
-    decay and beta [tokens, value heads] float32, bounds int64, states [sequences, heads, V, K].
+    `longest`: tokens of a sequence, by which it cuts sequences where there are few.
     """
     importlib.import_module("flashinfer.gdn_prefill").chunk_gated_delta_rule(
-        q, k, v, decay, beta, scale, state, True, bounds, output=out, output_state=states
+        *given, output=out, output_state=states, max_seqlen=longest
     )
     return out, states
+
+
+def flashinfer_step_arguments(given: Given) -> list[Any]:
+    """The inputs of `flashinfer_step`: states are twice in its pool, read from the first half and
+    written to the second, as it would overwrite them."""
+    q, k, v, state, A_log, a, dt_bias, b, scale = given.arguments()
+    reads = torch.arange(len(q), dtype=torch.int32, device=q.device)
+    own = [q, k, v, None, A_log, a, dt_bias, b, scale_of(scale, q.shape[-1])]
+    out, pool = torch.zeros_like(given.tensors["output"]), state.repeat(2, 1, 1, 1)
+    return [own, out, pool, reads, reads + len(q)]
+
+
+def flashinfer_step(
+    given: list[Any], out: Tensor, pool: Tensor, reads: Tensor, writes: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token by FlashInfer's kernel of float32 states, pool [2 batch, value heads, V, K]."""
+    importlib.import_module("flashinfer.gdn_decode").gated_delta_rule_decode_pretranspose(
+        *given, out, False, pool, reads, writes
+    )
+    return out, pool[len(reads) :]

@@ -49,16 +49,9 @@ def arguments(given: Given) -> list[Any]:
 
 
 def experts(
-    logits: Tensor,
-    bias: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    up: Tensor,
-    down: Tensor,
-    offset: int,
-    factor: float,
-    counted: bool,
-) -> Tensor:
+    logits: Tensor, bias: Tensor, x: Tensor, scale: Tensor, up: Tensor, down: Tensor, offset: int,
+    factor: float, counted: bool,
+) -> Tensor:  # fmt: skip
     """[tokens, hidden] bfloat16, of float8 x [tokens, hidden] with scales [blocks, tokens].
 
     A row for every choice of a token, those of this rank's experts first and in their order, which
@@ -99,23 +92,14 @@ def flashinfer_arguments(given: Given) -> list[Any]:
     up, down = ([t[f"{name}_weights{s}"] for s in ("", "_scale")] for name in ("gemm1", "gemm2"))
     ranks = t["routing_logits"].shape[1] // experts
     out = torch.full_like(t["output"], math.nan)  # what it leaves out is not right by chance
-    return [x, chosen.int(), share * factor, up, down, rank, ranks, out]
+    own = [x, chosen.int(), share * factor, up[0], down[0], torch.bfloat16, [up[1], down[1]]]
+    return [own, rank, ranks, out]
 
 
-def flashinfer(
-    x: Tensor,
-    chosen: Tensor,
-    share: Tensor,
-    up: list[Tensor],
-    down: list[Tensor],
-    rank: int,
-    ranks: int,
-    out: Tensor,
-) -> Tensor:
+def flashinfer(given: list[Any], rank: int, ranks: int, out: Tensor) -> Tensor:
     """FlashInfer's fused MoE for Hopper into `out`: it quantises tokens and what lies between
-    the products to float8 by blocks of 128. `up` and `down` are weights and their scales."""
+    the products to float8 by blocks of 128."""
     importlib.import_module("flashinfer.fused_moe").cutlass_fused_moe(
-        x, chosen, share, up[0], down[0], torch.bfloat16, quant_scales=[up[1], down[1]],
-        ep_size=ranks, ep_rank=rank, output=out, use_deepseek_fp8_block_scale=True,
-    )  # fmt: skip
+        *given, ep_size=ranks, ep_rank=rank, output=out, use_deepseek_fp8_block_scale=True
+    )
     return out

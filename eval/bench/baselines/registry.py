@@ -48,9 +48,14 @@ BASELINES: dict[str, dict[str, Maker]] = {
     "sampling": {
         COPY: common.copy,
         "torch": common.torch_reference,
-        "flashinfer": common.flashinfer_sampling,
+        "flashinfer": partial(common.flashinfer_sampling, radix=False),
+        "flashinfer-radix": partial(common.flashinfer_sampling, radix=True),
     },
-    "gdn": {COPY: common.copy, "torch": common.torch_reference},
+    "gdn": {
+        COPY: common.copy,
+        "torch": common.torch_reference,
+        "flashinfer": common.called(gdn.flashinfer_step, gdn.flashinfer_step_arguments),
+    },
     "gdn" + PREFILL: {
         COPY: common.copy,
         "torch.chunked": gdn.torch_chunked,

@@ -56,14 +56,9 @@ def index_arguments(given: Given) -> list[Any]:
 
 
 def index(
-    q: Tensor,
-    keys: Tensor,
-    scales: Tensor,
-    weights: Tensor,
-    lengths: Tensor,
-    table: Tensor,
+    q: Tensor, keys: Tensor, scales: Tensor, weights: Tensor, lengths: Tensor, table: Tensor,
     count: int,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """The `count` best slots of each sequence, best first, padded with -1.
 
     q [batch, heads, dim] and keys [pages, page size, dim] float8, scales [pages, page size].
