@@ -35,8 +35,11 @@ LEVELS = (0x38CB1, 0x3AAAA, 0x3D555, 0x3F30E), (0x1B2D, 0x4050, 0xA0A0, 0xE4D2)
 NEXT = np.concatenate([np.arange(1, 16), np.arange(1, 32) << 8, np.arange(1, 8) << 16])
 WHOLE = 1 << UNIT
 MOST = 1 << 24  # units that every float32 can have
-#: where draws fall: in which lane's segments, and lower bits, all of which differ in the first two
+#: where draws fall: in which lane's segments, and lower bits, all of which differ in the first two;
+#: 0 is the first of a segment, -1 the last of one
 PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (5, -16), (19, -1), (0, 99)
+SEGMENT = 1024  # elements, at the most; all lengths are powers of two
+FEW = 8  # of so many larger elements one is so by far: in other ranges of bins
 FRONT = 64  # elements that have most of a row: its draw falls in the first segment
 
 
@@ -68,6 +71,9 @@ def turn_of(batch: int, i: int) -> int:
 def place_of(turn: int, vocab: int) -> int:
     """The element on which a draw falls. A lane's segments are of whole chunks."""
     lane, inside = PLACES[turn]
+    if inside in (0, -1):
+        size = min(SEGMENT, 1 << (vocab - 1).bit_length() - 1)
+        return max(size, lane * vocab // 32 // size * size) + inside
     chunk = 1 << max(3, (vocab // 32).bit_length()) - 3
     width = -(-vocab // (32 * chunk)) * chunk
     return min(lane * width + inside % (1 << width.bit_length() - 1), vocab - 1)
@@ -88,7 +94,9 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int) -> Row:
     dense = crowded & (eighth == own)
     there = (place % max(3, vocab // SPREAD | 1) == 0) & (eighth <= own + 7 * (not crowded))
     held = levels(turn, min(0.3 / (there | dense).sum(), 2.0**-14))
-    larger = held[-1] * rng.uniform(1.5, 6, vocab)
+    larger, far = held[-1] * rng.uniform(1.5, 6, vocab), rng.random(vocab) < 1 / FEW
+    count = 1 + (far & (kind == 0) & (there | dense)).sum()
+    larger = np.where(far, min(0.2 / count, 2.0**-7) * rng.uniform(0.5, 1, vocab), larger)
     most = np.where(dense, held[0] / 2, min(held[0] / 4, 0.1 / vocab))
     smaller = rng.uniform(0, most) * (rng.random(vocab) < 0.5)
     beside = np.add.outer(NEXT, held[1:3].view(np.uint32)).astype(np.uint32).view(np.float32)
