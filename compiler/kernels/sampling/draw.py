@@ -105,16 +105,18 @@ def locate(
     size: int, vector: int, vocab: int,
 ) -> UInt32:  # fmt: skip
     """The element of a segment that holds the goal, in the order of indices, in every lane; 0
-    where there is none. `index`: of the row's first one. A lane has neighbouring elements, then
-    one of the found lane's."""
-    r, own = key.registers, size // WARP_SIZE
+    where there is none. `index`: of the row's first one. Lanes have neighbouring elements, then
+    a part of the found lane's, until it is one."""
+    r, (first, there), count = key.registers, (segment * size, found.none.eq(0)), size
 
-    def held(first: Value, inside: Value, width: int) -> list[Value]:
-        """Mass and ties of neighbouring elements."""
-        x, vector_ = r.uint32(width=width), min(vector, width)
-        for i in range(0, width, vector_):
-            within, target = (first + i < vocab) & inside, x[i : i + vector_].slot
-            emit(load_global(target, "probs", index + first, within, place, offset=4 * i))
+    def held(width: int) -> list[Value]:
+        """Mass and ties of neighbouring elements of the `count` from the first on."""
+        x, start = r.uint32(width=width), LANE * width
+        wide = vector if width % vector == 0 else 1
+        for i in range(0, width, wide):
+            within = (first + start + i < vocab) & (start + i < count) & there
+            target = x[i : i + wide].slot
+            emit(load_global(target, "probs", index + first + start, within, place, offset=4 * i))
         x = x.apply(at.sum_f32, r.constant(0.0), sat=".sat")
         elements, weights = ([e.value for e in y.each()] for y in (x, x.apply(at.weigh)))
         above = (
@@ -123,11 +125,8 @@ def locate(
         each = (reduce(add, above), reduce(add, (e.eq(key.value) for e in elements)))
         return [r.uint32(sum_).value for sum_ in each]
 
-    first, there = segment * size, found.none.eq(0)
-    each = held(first + LANE * own, there, own)
-    found = _fall(r, each, found.told(r), goal, kept)
-    first = first + found.lane * own
-    if own > 1:
-        each = held(first + LANE, there & (own > LANE), 1)
-        first = first + _fall(r, each, found.told(r), goal, kept).lane
+    while count > 1:
+        own = -(-count // WARP_SIZE)
+        found = _fall(r, held(own), found.told(r), goal, kept)
+        first, count = first + found.lane * own, own
     return r.either(there, first, 0)

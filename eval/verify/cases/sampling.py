@@ -35,10 +35,11 @@ LEVELS = (0x38CB1, 0x3AAAA, 0x3D555, 0x3F30E), (0x1B2D, 0x4050, 0xA0A0, 0xE4D2)
 NEXT = np.concatenate([np.arange(1, 16), np.arange(1, 32) << 8, np.arange(1, 8) << 16])
 WHOLE = 1 << UNIT
 MOST = 1 << 24  # units that every float32 can have
+SEGMENT = 2048  # elements, at the most, where that is a power of two; of rows in registers, others:
+KEPT = 24320  # elements, after which segments of 1216 and 1280 end
 #: where draws fall: in which lane's segments, and lower bits, all of which differ in the first two;
-#: 0 is the first of a segment, -1 the last of one
-PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (5, -16), (19, -1), (0, 99)
-SEGMENT = 1024  # elements, at the most; all lengths are powers of two
+#: 0 is the first of a segment, -1 the last of one, and KEPT - 1, in long rows
+PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (5, KEPT - 1), (19, -1), (0, 99)
 FEW = 8  # of so many larger elements one is so by far: in other ranges of bins
 FRONT = 64  # elements that have most of a row: its draw falls in the first segment
 
@@ -71,6 +72,8 @@ def turn_of(batch: int, i: int) -> int:
 def place_of(turn: int, vocab: int) -> int:
     """The element on which a draw falls. A lane's segments are of whole chunks."""
     lane, inside = PLACES[turn]
+    if inside == KEPT - 1 < vocab:
+        return inside
     if inside in (0, -1):
         size = min(SEGMENT, 1 << (vocab - 1).bit_length() - 1)
         return max(size, lane * vocab // 32 // size * size) + inside
