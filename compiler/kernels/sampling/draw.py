@@ -76,27 +76,29 @@ def pick_segment(
     shares: Slot, ties: Slot, count: int, key: UInt32, allowed: Value, uniform: UInt32
 ) -> tuple[Kept, Value, Value, Found]:
     """Where a number falls among the kept masses: what is kept, the goal among them, the segment,
-    and what is before it. A lane has neighbouring segments, then one of the found lane's."""
+    and what is before it. A lane has neighbouring segments; then each has one, from the found
+    lane's on: what falls there falls in these."""
     r, own, kept = key.registers, -(-count // WARP_SIZE), Kept(allowed, weight(key))
 
-    def held(segment: Value, inside: Value) -> list[Value]:
+    def held(segment: Value) -> list[Value]:
         place = segment.min(count - 1) * SHARE
-        words = (r.of(at.ld_shared, x, place).value for x in (shares, ties))
-        return [r.either(inside, word, 0).value for word in words]
+        return [r.of(at.ld_shared, x, place).value for x in (shares, ties)]
 
-    segments = [LANE * own + i for i in range(own)]
-    sums = zip(*(held(s, s < count) for s in segments), strict=True)
-    each = [r.uint32(reduce(add, x)).value for x in sums]
-    whole = kept.of(*(r.of(at.reduce_lanes, r.uint32(x), operation="add").value for x in each))
+    each, first = list[list[Value]](), LANE * own
+    for segment in (first + i for i in range(own)):
+        words = held(segment)
+        if count % WARP_SIZE:
+            words = [r.either(segment < count, word, 0).value for word in words]
+        each.append(words)
+    sums = [r.uint32(reduce(add, x)).value for x in zip(*each, strict=True)]
+    whole = kept.of(*(r.of(at.reduce_lanes, r.uint32(x), operation="add").value for x in sums))
     low, high = (x.value for x in uniform.each())
     carried = alu("mulhi", low, whole)
     goal = r.uint32(alu("mulhi", high, whole) + (high * whole + carried < carried)).value
-    found = _fall(r, each, (const(0), const(0)), goal, kept)
+    found = _fall(r, sums, (const(0), const(0)), goal, kept)
     if own == 1:
         return kept, goal, found.lane, found
-    segment = found.lane * own + LANE
-    each = held(segment, (own > LANE) & (segment < count))
-    within = _fall(r, each, found.told(r), goal, kept)
+    within = _fall(r, held(found.lane * own + LANE), found.told(r), goal, kept)
     return kept, goal, found.lane * own + within.lane, within
 
 
@@ -107,16 +109,17 @@ def locate(
     """The element of a segment that holds the goal, in the order of indices, in every lane; 0
     where there is none. `index`: of the row's first one. Lanes have neighbouring elements, then
     a part of the found lane's, until it is one."""
-    r, (first, there), count = key.registers, (segment * size, found.none.eq(0)), size
+    r, first, there, count = key.registers, segment * size, found.none.eq(0), size
 
     def held(width: int) -> list[Value]:
-        """Mass and ties of neighbouring elements of the `count` from the first on."""
-        x, start = r.uint32(width=width), LANE * width
+        """Mass and ties of a lane's neighbouring elements, from the first on."""
+        x, start = r.uint32(width=width), first + LANE * width
         wide = vector if width % vector == 0 else 1
         for i in range(0, width, wide):
-            within = (first + start + i < vocab) & (start + i < count) & there
             target = x[i : i + wide].slot
-            emit(load_global(target, "probs", index + first + start, within, place, offset=4 * i))
+            emit(
+                load_global(target, "probs", index + start, start + i < vocab, place, offset=4 * i)
+            )
         x = x.apply(at.sum_f32, r.constant(0.0), sat=".sat")
         elements, weights = ([e.value for e in y.each()] for y in (x, x.apply(at.weigh)))
         above = (
