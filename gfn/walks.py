@@ -158,17 +158,10 @@ class Walks:
         return out.index_copy(0, live, found) if self.compact else found
 
     def walk(
-        self,
-        network: PolicyNetwork,
-        workload: Tensor,
-        tau: Tensor | None = None,
-        *,
-        each: int = 1,
-        given: Tensor | None = None,
-        wanted: Tensor | None = None,
-        epsilon: float = 0.0,
-        generator: torch.Generator | None = None,
-    ) -> Walk:
+        self, network: PolicyNetwork, workload: Tensor, tau: Tensor | None = None, *, each: int = 1,
+        given: Tensor | None = None, wanted: Tensor | None = None, epsilon: float = 0.0, generator:
+        torch.Generator | None = None,
+    ) -> Walk:  # fmt: skip
         """`each` complete strategies, one after the other, for each of workload ids [S] at
         temperatures [S] (TAU); N = S each in all; differentiable in `log_probs`.
 

@@ -43,17 +43,10 @@ class Machine(Grid):
     """A program with its launch and tensors, and a schedule."""
 
     def __init__(
-        self,
-        program: Program,
-        launch: Launch,
-        tensors: Mapping[str, Array],
-        axes: Mapping[str, int],
-        seed: int,
-        grid: int,
-        arguments: Arguments,
-        limit: int = 0,
-        block: tuple[int, int, int] | None = None,
-    ):
+        self, program: Program, launch: Launch, tensors: Mapping[str, Array], axes: Mapping[str,
+        int], seed: int, grid: int, arguments: Arguments, limit: int = 0, block: tuple[int, int,
+        int] | None = None,
+    ):  # fmt: skip
         """`block`: the sides of a block that is not along x alone."""
         super().__init__(program.module, launch, tensors)
         self.block = block or (launch.block, 1, 1)

@@ -71,17 +71,10 @@ def gdn_decode(
 
 @torch.no_grad()
 def gdn_prefill(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    state: torch.Tensor | None,
-    A_log: torch.Tensor,
-    a: torch.Tensor,
-    dt_bias: torch.Tensor,
-    b: torch.Tensor,
-    cu_seqlens: torch.Tensor,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: torch.Tensor | None, A_log:
+    torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor, b: torch.Tensor, cu_seqlens: torch.Tensor,
     scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Packed tokens: q, k [total, heads, K], v [total, value heads, V] -> output, new states.
 
     A sequence without tokens gets a new state of zeros; rows of no sequence have output 0.
