@@ -49,16 +49,9 @@ def scale_of(scale: float | None, head_size: int) -> float:
 
 @torch.no_grad()
 def gdn_decode(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    state: torch.Tensor | None,
-    A_log: torch.Tensor,
-    a: torch.Tensor,
-    dt_bias: torch.Tensor,
-    b: torch.Tensor,
-    scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: torch.Tensor | None, A_log:
+    torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor, b: torch.Tensor, scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """q, k [batch, 1, heads, K], v [batch, 1, value heads, V] -> output like v, new state."""
     batch, _, heads, size = v.shape
     if state is None:
