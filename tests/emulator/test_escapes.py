@@ -235,11 +235,11 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
     ),
     "a chunk behind the last, in a turn of four": (
         gqa_decode.problem(), gqa_decode.strategy(sum_chunks=4), "3 to 2 in add in inside",
-        "ld_global(c_", 0,
+        "ld_global_coherent(c_", 0,
     ),
     "another chunk, in a turn of four": (
         mla.problem(), mla.decode(sum_chunks=4), "2 to 3 in add in index",
-        "ld_global(c_stats0_2", 0,
+        "ld_global_coherent(c_stats0_2", 0,
     ),
     "tokens behind a query, where a sequence ends in a tile's first rows": (
         mla.problem(prefill=True), mla.prefill(queries=1, parts=1),
