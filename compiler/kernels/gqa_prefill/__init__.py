@@ -143,12 +143,13 @@ def _room(k: Kernel, tokens: int) -> tuple[int, int, int]:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions. Few queries beside many keys, of
-    which the last ones see one turn of a ring more; sequences of several tiles, one behind a whole
-    tile's queries and one a query short of that, of which a tile sees one tile of keys and the next
-    more; tiles of queries without a key; many sequences behind one, few of which have tokens, and
-    whose look-up takes several steps; sequences, with keys and without, whose last rows are those
-    of each store of a warp; a full tile that sees one key more than fill a ring; a ring beyond its
-    32nd turn; all parts. Of some blocks an odd number, so that they are of all heads.
+    which the last ones see one turn of a ring more; sequences of several tiles, one behind a
+    whole tile's queries and one a query short of that, of which a tile sees one tile of keys
+    and the next more; less than a tile's queries, of which the last sees full tiles of keys; no
+    key at all; many sequences behind one, few of which have tokens, and whose look-up takes
+    several steps; sequences, with keys and without, whose last rows are those of each store of
+    a warp; a full tile that sees one key more than fill a ring; a ring beyond its 32nd turn;
+    all parts. Of some blocks an odd number, so that they are of all heads.
     """
     k = kernel(p, s, device)
     group, tile, asked = k.heads // k.kv_heads, k.tile_kv, k.tokens
@@ -160,6 +161,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return Size(sized(p, count, queries, *_room(k, tokens)), None, (*begun, *some))
 
     whole, ring = 2 * asked + 5, s.stages * tile
+    short, full = max(1, asked - 1), -(-asked // tile) * tile
     turns, most = -(-2 * asked // ring), max(whole, (2 * s.stages + 3) * tile)
     stores = k.warp_rows // LINES + 1
     rows = max(1, LINES // k.share) * stores * (stores + 1) // 2
@@ -169,7 +171,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - asked // 2
     sizes = (
         size(1, whole, -(-most // ring) * ring + 3, (7,)),
-        rows_of(p, (asked, 0), (3 * asked - 1, tile + asked - 1), (2 * asked, held)),
+        rows_of(p, (asked, 0), (3 * asked - 1, tile + asked - 1), (2 * asked, held), (short, full)),
         Size(sized(p, 1, 2 * asked, turns * ring + 1), None, (*begun, 7)),
         size(3, 3 * asked + 6, 5),
         rows_of(p, (asked, 0), *((2, 3) if i % 8 == 1 else (0, i % 8 // 7) for i in range(34))),
