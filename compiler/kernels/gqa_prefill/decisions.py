@@ -95,7 +95,7 @@ def registers(f: Fields, problem: Problem) -> Any:
     weights that are being multiplied, and what surrounds them; where registers are not split, which
     part of the keys it has, and what scores wider than outputs waste, as far as ptxas spills."""
     scores, past = f.tile_kv // 2, np.maximum(f.tile_kv - problem["head_dim"], 0)
-    cut = (f.get("parts", 1) > 1) * (problem["head_dim"] < 256) * (7 + 6 * f.overlap * (past > 0))
+    cut = (f.get("parts", 1) > 1) * (7 + 6 * f.overlap * (past > 0))
     beside = np.where(f.overlap == 1, f.tile_kv // 4 + 32, 40)
     copying = np.where(boxes(problem, f.tile_kv), 0, 8)  # what producers hold counts, too
     return problem["head_dim"] // 2 + scores + beside + copying + (cut + past // 32 - 8) * lean(f)
