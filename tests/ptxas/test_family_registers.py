@@ -111,10 +111,8 @@ FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
     ),
     **{
         f"delta net, {name}": (
-            B200, gdn_prefill.problem(**{"dtype": "float16"} | of),
-            gdn_prefill.strategy(**{"chunk": 64, "operands": "pairs", "solve": "pairs"} | how),
-            STATES,
-        )
+            B200, gdn_prefill.problem(**{"dtype": "float16"} | of), gdn_prefill.strategy(
+                **{"chunk": 64, "operands": "pairs", "solve": "pairs"} | how), STATES)
         for name, of, how in (
             ("heads of 128", {"size": 128}, {"rows": 128, "helpers": 2}),
             ("heads of 256", {"size": 256}, {"rows": 64, "operands": "half"}),
@@ -124,11 +122,9 @@ FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
              {"chunk": 32, "rows": 128, "helpers": 6, "stages": 4, "solve_block": 32}),
         )
     },
-    "prefill, keys in parts": (
-        H200, gqa_prefill.problem(), gqa_prefill.strategy(
-            consumers=1, share=4, tile_kv=48, order="tiles", resident=3, producer_warps=1,
-            parts=3, least=16), "output, scores and weights exceed the registers",
-    ),
+    "prefill, keys in parts": (H200, gqa_prefill.problem(), gqa_prefill.strategy(
+        consumers=1, share=4, tile_kv=48, order="tiles", resident=3, producer_warps=1, parts=3,
+        least=16), "output, scores and weights exceed the registers"),
     "fp8, persistent in groups": (
         B200, gemm_fp8.problem(n=7168, k=2048),
         gemm_fp8.strategy(consumers=1, epilogue="direct", num_stages=7, producer_regs=0,
