@@ -110,13 +110,21 @@ FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
         "accumulators and what the epilogue reads exceed the registers",
     ),
     **{
-        f"delta net, heads of {size}": (
-            B200, gdn_prefill.problem(size=size, dtype="float16"),
-            gdn_prefill.strategy(chunk=64, rows=rows, helpers=helpers, operands=operands,
-                                 solve="pairs"), "states and sums exceed the registers",
+        f"delta net, {name}": (
+            B200, gdn_prefill.problem(**{"dtype": "float16"} | of), gdn_prefill.strategy(
+                **{"chunk": 64, "operands": "pairs", "solve": "pairs"} | how), STATES)
+        for name, of, how in (
+            ("heads of 128", {"size": 128}, {"rows": 128, "helpers": 2}),
+            ("heads of 256", {"size": 256}, {"rows": 64, "operands": "half"}),
+            ("gates beside a state", {"size": 128, "values": 144, "dtype": "bfloat16"},
+             {"rows": 64, "helpers": 6, "stages": 4, "solve": "once"}),
+            ("gates beside blocks of 32", {"size": 128, "queries": 64, "values": 1024},
+             {"chunk": 32, "rows": 128, "helpers": 6, "stages": 4, "solve_block": 32}),
         )
-        for size, rows, helpers, operands in ((128, 128, 2, "pairs"), (256, 64, 1, "half"))
     },
+    "prefill, keys in parts": (H200, gqa_prefill.problem(), gqa_prefill.strategy(
+        consumers=1, share=4, tile_kv=48, order="tiles", resident=3, producer_warps=1, parts=3,
+        least=16), "output, scores and weights exceed the registers"),
     "fp8, persistent in groups": (
         B200, gemm_fp8.problem(n=7168, k=2048),
         gemm_fp8.strategy(consumers=1, epilogue="direct", num_stages=7, producer_regs=0,
@@ -128,7 +136,7 @@ FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
 @pytest.mark.parametrize("name", FAR)
 def test_kernels_that_would_spill_far_out_are_refused(name: str) -> None:
     dev, p, s, sentence = FAR[name]
-    (refusal,) = family(s.family).refusals(p, s, dev)
+    (refusal,) = family(s.family).wide.refusals(p, s, dev)
     assert sentence in refusal
     assert any("registers spill" in line for line in complaints(p, s, dev))
 
@@ -140,6 +148,8 @@ _ALLOWED: dict[str, tuple[Device, Strategy, Any]] = {
     "gdn, h200": (H200, LARGE.replace(chunk=16, helpers=2), 256),
     "gdn, halves": (B200, LARGE.replace(operands="half"), 256),
     "gdn, b200": (B200, SMALL.replace(operands="half"), 64),
+    "gdn, half": (B200, SMALL.replace(operands="half", stages=4), 128),
+    "gdn, blocks of 16": (B200, LARGE.replace(rows=128, helpers=6), 128),
     "indices for two": (H200, mla.decode(warps=8, chunk=0), _EQUAL),
     "indices for two, prefill": (B200, mla.prefill(warps=8, queries=2), _EQUAL),
     "decode, h200": (H200, mla.decode(warps=8, scores="dims", dependent=1, sum_chunks=4), _MANY),

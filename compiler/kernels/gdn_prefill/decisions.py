@@ -172,11 +172,18 @@ def registers(f: Fields, problem: Problem, device: Device) -> Any:
     more = more + terms * ((f.operands == PAIRS) & (f.row_tiles == 1) & (f.chunk >= chunk))
     found = held + f.chunk / 8 + 50 + more
     if device.has_tmem:
-        by_state = f.row_tiles * (problem["head_size"] / 2 + f.chunk) + 32 + 8 * once
-        long, pairs = f.chunk == 64, (f.operands == PAIRS) & (f.solve == PAIRS)
-        by_state = by_state + long * (9 * pairs + 32 * (problem["head_size"] == 256))
+        by_state = f.row_tiles * (problem["head_size"] / 2 + f.chunk) + 32 + kept(f)
+        by_state = by_state + 32 * ((f.chunk == 64) & (problem["head_size"] == 256))
         found = np.where(by_tcgen05(f, problem, device), by_state, found)
     return np.asarray(found).astype(int)
+
+
+def kept(f: Fields) -> Any:
+    """Registers that helpers of a single kernel keep over a chunk, as gates of the next: main warps
+    run the same program, so that they have them beside a state. Fitted to where ptxas spills."""
+    pairs = (f.operands == PAIRS) & ((f.solve == PAIRS) | (f.helpers == 6))
+    more = 9 * ((f.chunk == 64) & (pairs | (f.helpers == 1))) + 8 * (f.solve_block == 2 * UNIT)
+    return more * (f.get("kernels", ONE) == ONE)
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -195,7 +202,6 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     return Resources(smem, held, threads, tmem, np.minimum(resident, room))
 
 
-SHARED = "chunks exceed the shared memory of a CTA"
 RULES = (
     rule(
         "the rows of a CTA divide those of a state",
@@ -218,7 +224,7 @@ RULES = (
         lambda f, p, d: f.helpers <= 2 * blocks(f),
     ),
     rule(
-        SHARED,
+        "chunks exceed the shared memory of a CTA",
         "chunk rows row_tiles stages operands solve solve_block",
         lambda f, p, d: smem_bytes(f, p, d) <= d.smem_per_block,
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ptxflow.compiler.family import Decision, Wide, rule
+from dataclasses import replace
+
+from ptxflow.compiler.family import Decision, Wide
 from ptxflow.compiler.kernels.gdn_prefill import decisions as listed
 from ptxflow.compiler.kernels.gdn_prefill.decisions import ONE, TWO
 
@@ -10,12 +12,7 @@ DECISIONS = (
     Decision("kernels", (ONE, TWO), "two: the first relates the tokens of all chunks at once"),
 )
 
-RULES = (
-    rule(
-        listed.SHARED,
-        "chunk rows row_tiles stages operands solve solve_block kernels",
-        lambda f, p, d: listed.smem_bytes(f, p, d) <= d.smem_per_block,
-    ),
-)
+#: shared memory and registers
+RULES = tuple(replace(r, reads=(*r.reads, "kernels")) for r in listed.RULES[-2:])
 
 WIDE = Wide(DECISIONS, RULES)

@@ -92,11 +92,13 @@ def threads(f: Fields) -> Any:
 
 def registers(f: Fields, problem: Problem) -> Any:
     """Of a consumer thread: at least what it cannot do without. Output and scores, beside them the
-    weights that are being multiplied, and what surrounds them."""
-    scores = f.tile_kv // 2
+    weights that are being multiplied, and what surrounds them; where registers are not split, which
+    part of the keys it has, and what scores wider than outputs waste, as far as ptxas spills."""
+    scores, past = f.tile_kv // 2, np.maximum(f.tile_kv - problem["head_dim"], 0)
+    cut = (f.get("parts", 1) > 1) * (7 + 6 * f.overlap * (past > 0))
     beside = np.where(f.overlap == 1, f.tile_kv // 4 + 32, 40)
     copying = np.where(boxes(problem, f.tile_kv), 0, 8)  # what producers hold counts, too
-    return problem["head_dim"] // 2 + scores + beside + copying - 8 * lean(f)
+    return problem["head_dim"] // 2 + scores + beside + copying + (cut + past // 32 - 8) * lean(f)
 
 
 def row_registers(f: Fields) -> Any:

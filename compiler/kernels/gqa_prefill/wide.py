@@ -27,7 +27,7 @@ DECISIONS = (
 RULES = (
     rule(
         listed.OUTGROWN,
-        "consumers tile_kv overlap resident producer_warps",
+        "consumers tile_kv overlap resident producer_warps parts",
         lambda f, p, d: listed.held(f, p, d) <= listed.register_limit(f, d),
     ),
     rule(
