@@ -145,16 +145,9 @@ class Races:
         return Clocks(out, clocks.first)
 
     def access(
-        self,
-        agent: int,
-        clock: int,
-        mode: str,
-        row: int,
-        at: int,
-        who: tuple[int, int],
-        lane: int = -1,
-        segment: int = 0,
-    ) -> Access:
+        self, agent: int, clock: int, mode: str, row: int, at: int, who: tuple[int, int], lane: int
+        = -1, segment: int = 0,
+    ) -> Access:  # fmt: skip
         """The access, the same object for the same one. Lanes that diverged race with others of
         their warp, at other statements: theirs are told apart."""
         key = (agent, clock, ord(mode), row, at if lane >= 0 else -1, lane, segment)
@@ -216,16 +209,9 @@ class Races:
         shadow.ids[granules] = [new[kind] for kind in kinds]
 
     def _step(
-        self,
-        shadow: Shadow,
-        history: int,
-        mask: int,
-        access: Access,
-        clocks: Actor,
-        granule: int,
-        lanes: Lanes | None,
-        known: set[tuple[int, int]],
-    ) -> int:
+        self, shadow: Shadow, history: int, mask: int, access: Access, clocks: Actor, granule: int,
+        lanes: Lanes | None, known: set[tuple[int, int]],
+    ) -> int:  # fmt: skip
         """Check against one history; the number of the history that follows. `known`: other agents,
         and their clocks, that were found to come before."""
         key = (history, mask, access)

@@ -95,16 +95,9 @@ def multiply(line: Line) -> Step:
 
 
 def _issue(
-    w: Warp,
-    line: Line,
-    number: int,
-    lane: int,
-    d: int,
-    descriptors: tuple[int, int],
-    code: int,
-    accumulate: bool,
-    in_memory: bool,
-) -> None:
+    w: Warp, line: Line, number: int, lane: int, d: int, descriptors: tuple[int, int], code: int,
+    accumulate: bool, in_memory: bool,
+) -> None:  # fmt: skip
     rank = w.cta.rank
     tensor_memory(w, number)
     if number == 2 and rank & 1:
