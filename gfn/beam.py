@@ -33,15 +33,9 @@ class Drawn:
 
 @torch.no_grad()
 def draw_distinct(
-    walks: Walks,
-    network: PolicyNetwork,
-    workload: int,
-    k: int,
-    *,
-    sharpness: float = 1.0,
-    rng: np.random.Generator,
-    tau: float = TAU,
-) -> Drawn:
+    walks: Walks, network: PolicyNetwork, workload: int, k: int, *, sharpness: float = 1.0, rng:
+    np.random.Generator, tau: float = TAU,
+) -> Drawn:  # fmt: skip
     """min(k, all) distinct strategies of a workload at a temperature, drawn one after the other.
 
     Each has the probability of a walk, renormalised over what is left. In a walk the policy's

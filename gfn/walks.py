@@ -178,15 +178,9 @@ class Walks:
         return walk
 
     def _walked(
-        self,
-        network: PolicyNetwork,
-        workload: Tensor,
-        conditions: Conditions,
-        which: Tensor,
-        wanted: Tensor | None,
-        epsilon: float,
-        generator: torch.Generator | None,
-    ) -> Walk:
+        self, network: PolicyNetwork, workload: Tensor, conditions: Conditions, which: Tensor,
+        wanted: Tensor | None, epsilon: float, generator: torch.Generator | None,
+    ) -> Walk:  # fmt: skip
         node = workload.long()[which]
         choices = node.new_zeros(len(node), self.depth)
         steps, entropy, masked = [], self.features.new_zeros(()), self.features.new_zeros(())

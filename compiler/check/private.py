@@ -79,16 +79,9 @@ class Moves:
         self._found: dict[tuple[int, Statement, str, int, bool, bool], int] = {}
 
     def after(
-        self,
-        state: int,
-        node: Statement,
-        access: Access,
-        operand: Slot,
-        offset: int,
-        adds: bool,
-        must: bool,
-        refuse: Refuse,
-    ) -> int:
+        self, state: int, node: Statement, access: Access, operand: Slot, offset: int, adds: bool,
+        must: bool, refuse: Refuse,
+    ) -> int:  # fmt: skip
         """The number of the state after an access at an offset: see State.after."""
         key = state, node, access.operand, offset, adds, must
         found = self._found.get(key)

@@ -167,10 +167,16 @@ def gqa_ragged_prefill(
 
 @torch.no_grad()
 def mla_paged_prefill_pages(
-    q_nope: torch.Tensor, q_pe: torch.Tensor, ckv_cache: torch.Tensor, kpe_cache: torch.Tensor,
-    qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_indices: torch.Tensor, kv_last_page_len:
-    torch.Tensor | None, sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    q_nope: torch.Tensor,
+    q_pe: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    sm_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """All heads share one key, concat(ckv, kpe), and one value, ckv: [pages, page_size, dim]."""
 
     def keys_values(b: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -49,9 +49,16 @@ def scale_of(scale: float | None, head_size: int) -> float:
 
 @torch.no_grad()
 def gdn_decode(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: torch.Tensor | None, A_log:
-    torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor, b: torch.Tensor, scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: torch.Tensor | None,
+    A_log: torch.Tensor,
+    a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    b: torch.Tensor,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q, k [batch, 1, heads, K], v [batch, 1, value heads, V] -> output like v, new state."""
     batch, _, heads, size = v.shape
     if state is None:
@@ -64,10 +71,17 @@ def gdn_decode(
 
 @torch.no_grad()
 def gdn_prefill(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: torch.Tensor | None, A_log:
-    torch.Tensor, a: torch.Tensor, dt_bias: torch.Tensor, b: torch.Tensor, cu_seqlens: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    state: torch.Tensor | None,
+    A_log: torch.Tensor,
+    a: torch.Tensor,
+    dt_bias: torch.Tensor,
+    b: torch.Tensor,
+    cu_seqlens: torch.Tensor,
     scale: float | None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Packed tokens: q, k [total, heads, K], v [total, value heads, V] -> output, new states.
 
     A sequence without tokens gets a new state of zeros; rows of no sequence have output 0.

@@ -33,11 +33,17 @@ def dequantise(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def moe(
-    routing_logits: torch.Tensor, routing_bias: torch.Tensor, hidden_states: torch.Tensor,
-    hidden_states_scale: torch.Tensor, gemm1_weights: torch.Tensor, gemm1_weights_scale:
-    torch.Tensor, gemm2_weights: torch.Tensor, gemm2_weights_scale: torch.Tensor,
-    local_expert_offset: int, routed_scaling_factor: float,
-) -> torch.Tensor:  # fmt: skip
+    routing_logits: torch.Tensor,
+    routing_bias: torch.Tensor,
+    hidden_states: torch.Tensor,
+    hidden_states_scale: torch.Tensor,
+    gemm1_weights: torch.Tensor,
+    gemm1_weights_scale: torch.Tensor,
+    gemm2_weights: torch.Tensor,
+    gemm2_weights_scale: torch.Tensor,
+    local_expert_offset: int,
+    routed_scaling_factor: float,
+) -> torch.Tensor:
     """hidden_states [T, hidden] float8 with scales [blocks, T] -> output [T, hidden] bfloat16.
 
     The rank holds the experts from local_expert_offset on; tokens that chose none of them get 0.

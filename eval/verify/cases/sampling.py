@@ -165,7 +165,7 @@ def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
     more = max(0, int(-lacks(0) / (2.0**64 / uniform - 1)))
     while lacks(more) < 0:
         more += 1
-    if more + lacks(more) > WHOLE // 4:  # a row has about 1, and kernels count to 2
+    if _units(row).sum() + more + lacks(more) > 2 * WHOLE - MOST:  # as far as kernels count
         return max(1, int(kept[t]))
     large = (row > 2 * max(last, 0)) & (row < MOST / WHOLE / 4)
     for side, extra in ((place < t, more), (place > t, lacks(more))):
