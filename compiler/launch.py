@@ -272,9 +272,9 @@ Given = Mapping[str, Param | Expr]  # what parameters are passed, by name; of ax
 
 
 def launch_of(
-    entry: str, grid: Expr, warps: int, params: Iterable[tuple[str, str]], given: Given | None =
-    None, smem_bytes: int = 0, cluster: int = 1, dependent: bool = False, then: tuple[Launch, ...] =
-    (), workspace: tuple[Workspace, ...] = (),
+    entry: str, grid: Expr, warps: int, params: Iterable[tuple[str, str]],
+    given: Given | None = None, smem_bytes: int = 0, cluster: int = 1, dependent: bool = False,
+    then: tuple[Launch, ...] = (), workspace: tuple[Workspace, ...] = (),
 ) -> Launch:  # fmt: skip
     """The launch of a kernel from its own parameters, all of them along x.
 

@@ -33,8 +33,8 @@ class Drawn:
 
 @torch.no_grad()
 def draw_distinct(
-    walks: Walks, network: PolicyNetwork, workload: int, k: int, *, sharpness: float = 1.0, rng:
-    np.random.Generator, tau: float = TAU,
+    walks: Walks, network: PolicyNetwork, workload: int, k: int, *, sharpness: float = 1.0,
+    rng: np.random.Generator, tau: float = TAU,
 ) -> Drawn:  # fmt: skip
     """min(k, all) distinct strategies of a workload at a temperature, drawn one after the other.
 

@@ -161,9 +161,9 @@ def fine_tune(
 
 
 def tune_by_measuring(
-    policy: Policy, space: Space, measure: Callable[[Codes], Observations], count: int, measured:
-    Observations | None = None, base: Reward | None = None, config: TuneConfig | None = None, seed:
-    int = 0,
+    policy: Policy, space: Space, measure: Callable[[Codes], Observations], count: int,
+    measured: Observations | None = None, base: Reward | None = None,
+    config: TuneConfig | None = None, seed: int = 0,
 ) -> Iterator[tuple[Policy, Observations]]:  # fmt: skip
     """The tuned policy and all that was measured, after each EVERY of `count` measurements.
 

@@ -70,9 +70,10 @@ class Trainer:
     """Trains one policy on `spaces`, of one family or several; `total` steps are planned."""
 
     def __init__(
-        self, spaces: Sequence[AnySpace], config: TrainConfig, total: int, reward: Reward | None =
-        None, held_out: Sequence[AnySpace] = (), compute: torch.device | str = "cpu", start:
-        PolicyNetwork | None = None, streams: Mapping[str, Stream] | None = None,
+        self, spaces: Sequence[AnySpace], config: TrainConfig, total: int,
+        reward: Reward | None = None, held_out: Sequence[AnySpace] = (),
+        compute: torch.device | str = "cpu", start: PolicyNetwork | None = None,
+        streams: Mapping[str, Stream] | None = None,
     ) -> None:  # fmt: skip
         """`compute` is where networks and tables lie; `start` is a trained network to begin with,
         whose other families stay as they are; of families with a stream the workloads are drawn

@@ -159,8 +159,8 @@ class Walks:
 
     def walk(
         self, network: PolicyNetwork, workload: Tensor, tau: Tensor | None = None, *, each: int = 1,
-        given: Tensor | None = None, wanted: Tensor | None = None, epsilon: float = 0.0, generator:
-        torch.Generator | None = None,
+        given: Tensor | None = None, wanted: Tensor | None = None, epsilon: float = 0.0,
+        generator: torch.Generator | None = None,
     ) -> Walk:  # fmt: skip
         """`each` complete strategies, one after the other, for each of workload ids [S] at
         temperatures [S] (TAU); N = S each in all; differentiable in `log_probs`.

@@ -46,10 +46,10 @@ __all__ = ["Banks", "Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat
 
 
 def emulate(
-    ptx: str, launch: Launch, tensors: Mapping[str, Array], axes: Mapping[str, int], *, seed: int =
-    0, some: Sequence[int] = (), grid: int | Sequence[int] | None = None, arguments: Arguments =
-    NO_ARGUMENTS, limit: int = 0, before: Collection[str] = (), first: int = 0, banks: Banks | None
-    = None,
+    ptx: str, launch: Launch, tensors: Mapping[str, Array], axes: Mapping[str, int], *,
+    seed: int = 0, some: Sequence[int] = (), grid: int | Sequence[int] | None = None,
+    arguments: Arguments = NO_ARGUMENTS, limit: int = 0, before: Collection[str] = (),
+    first: int = 0, banks: Banks | None = None,
 ) -> Report:  # fmt: skip
     """Run a kernel, or the kernels of a program in turn; output tensors are written in place.
 

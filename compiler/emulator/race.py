@@ -145,8 +145,8 @@ class Races:
         return Clocks(out, clocks.first)
 
     def access(
-        self, agent: int, clock: int, mode: str, row: int, at: int, who: tuple[int, int], lane: int
-        = -1, segment: int = 0,
+        self, agent: int, clock: int, mode: str, row: int, at: int, who: tuple[int, int],
+        lane: int = -1, segment: int = 0,
     ) -> Access:  # fmt: skip
         """The access, the same object for the same one. Lanes that diverged race with others of
         their warp, at other statements: theirs are told apart."""

@@ -295,8 +295,8 @@ def main() -> None:
 
 def job(
     definition: Json, axes: Mapping[str, int], launch: Json, image: Path, *, seeds: Sequence[int],
-    rounds: int, settle: float, every_baseline: bool = True, without: Sequence[str] = (), profile:
-    bool = False,
+    rounds: int, settle: float, every_baseline: bool = True, without: Sequence[str] = (),
+    profile: bool = False,
 ) -> Json:  # fmt: skip
     """A job for the child: check a kernel on `seeds`, and if it is right, time `rounds` samples
     (0: do not), or run it once with the profiler on.

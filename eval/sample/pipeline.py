@@ -41,9 +41,9 @@ REFINED = 4  # of the fastest, that are timed again in the same rounds
 
 
 def compile_and_rank(
-    definition: Definition, axes: Mapping[str, int], space: Space, chosen: Chosen, gpu: GpuInfo |
-    None, *, valid: int, seed: int, checkpoint: str, jobs: int | None = None, emulate: bool = True,
-    stop_at: float | None = None,
+    definition: Definition, axes: Mapping[str, int], space: Space, chosen: Chosen,
+    gpu: GpuInfo | None, *, valid: int, seed: int, checkpoint: str, jobs: int | None = None,
+    emulate: bool = True, stop_at: float | None = None,
 ) -> Run:  # fmt: skip
     """The chosen strategies of a space, or of the part of one that was drawn, compiled, best first;
     `valid` is how many there are in the whole.
