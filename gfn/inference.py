@@ -119,8 +119,7 @@ def untrained(policy: Policy) -> Policy:
         torch.manual_seed(0)
         network = PolicyNetwork(policy.network.config)
         for config in policy.network.config.policies:
-            head = network.of(config.shape.name).head
-            torch.nn.init.normal_(head, std=config.hidden**-0.5)
+            torch.nn.init.normal_(network.of(config.shape.name).head, std=config.hidden**-0.5)
     return Policy(network.eval(), policy.path, policy.about)
 
 

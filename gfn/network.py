@@ -60,8 +60,7 @@ class FamilyConfig:
     def from_json(data: dict[str, Any]) -> FamilyConfig:
         """KeyError or TypeError where the data is of another format."""
         shape = dict(data["shape"])
-        for name in ("sizes", "features"):
-            shape[name] = tuple(shape[name])
+        shape |= {name: tuple(shape[name]) for name in ("sizes", "features")}
         rows = {name: tuple(data[name]) for name in ("center", "gain")}
         told = data.get("temperatures")
         return FamilyConfig(

@@ -66,8 +66,7 @@ def distance_within(
     strategy is in a part of it: `whole` need not be such that it can be listed."""
     listed = part.listed()
     logs = Diagrams([whole]).log_probs_of(listed.levels, network, tau)
-    tflops = reward.tflops(listed, listed.codes)
-    worth = log_reward(tflops, whole.problem, whole.device, tau)
+    worth = log_reward(reward.tflops(listed, listed.codes), whole.problem, whole.device, tau)
     ours, theirs = logs.double().softmax(0), torch.from_numpy(worth).softmax(0)
     return 0.5 * (ours - theirs).abs().sum().item()
 

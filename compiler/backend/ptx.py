@@ -385,7 +385,8 @@ class _Writer:
     def _if(self, node: Statement) -> None:
         condition, body, elected = node.src[0], body_of(node), node.arg
         always = condition.op is Op.CONST and condition.arg[0] == 1
-        if elected and always and all(self._one_line(s) for s in body):
+        lines = all(s.op is Op.ATOM and not atom(s.arg.atom).label for s in body)
+        if elected and always and lines:
             self._line("elect.sync _|%pe, 0xFFFFFFFF;")
             self.scopes.append({})
             for statement in body:
@@ -403,9 +404,6 @@ class _Writer:
         self._line(f"{skip}:")
         if elected:
             self._line("bar.warp.sync 0xFFFFFFFF;")
-
-    def _one_line(self, node: Statement) -> bool:
-        return node.op is Op.ATOM and not atom(node.arg.atom).label
 
     def _role(self, node: Statement) -> None:
         spec, skip = node.arg, self._label("ROLE")
@@ -449,16 +447,13 @@ class _Writer:
                 step = node.arg.attr(f"{name}_step", 0)
                 text[name] = self._descriptor(operand, step, node.arg.attr(f"{name}_desc"))
             elif kind == "value" and name in ("accumulate", "inside"):
-                text[name] = self._condition(operand)
+                fixed = operand.op is Op.CONST  # an MMA takes the immediates 0 and 1 as well
+                text[name] = str(operand.arg[0]) if fixed else self._predicate(operand)
             elif kind in ("value", "map"):
                 text[name] = self._number(operand)
             elif kind in STORAGE_OF and kind != "global":
                 text[name] = self._plus(operand)
         return text
-
-    def _condition(self, node: Value) -> str:
-        """A predicate operand: an MMA takes the immediates 0 and 1 as well."""
-        return str(node.arg[0]) if node.op is Op.CONST else self._predicate(node)
 
 
 class _Operands(dict[str, str]):

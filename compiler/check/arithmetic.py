@@ -47,9 +47,7 @@ class Term(NamedTuple):
 
     def exact(self) -> Term:
         """The value itself."""
-        if self.low >= 0 and self.high <= MAX:
-            return self
-        return Term(f"({self.text}&{MAX})")
+        return self if self.low >= 0 and self.high <= MAX else Term(f"({self.text}&{MAX})")
 
 
 class Arithmetic:

@@ -70,10 +70,7 @@ class Indices:
         self.ordered = dict[UOp, list[Form]]()
         self.ordered = self._ordered()
 
-    def reaches(self) -> Iterator[Reach]:
-        yield from self._block(self.kernel.src, self.root)
-
-    def _block(self, body: tuple[Statement, ...], path: Path) -> Iterator[Reach]:
+    def reaches(self, body: tuple[Statement, ...], path: Path) -> Iterator[Reach]:
         inside: Path | None
         for node in body:
             match node.op:
@@ -88,7 +85,7 @@ class Indices:
                 case _:
                     inside = self._loop(node, path)
             if inside:
-                yield from self._block(body_of(node), inside)
+                yield from self.reaches(body_of(node), inside)
 
     # -- where a statement is -------------------------------------------------------------------
 
@@ -431,7 +428,7 @@ def check_bounds(lowered: Statement, launch: Launch, axes: Axes, held: Tensors) 
     for kernel, step in zip(kernels_of(lowered), launch.steps, strict=True):
         grid, scalars = evaluate(step.grid[0], at), scalars_of(step, at)
         indices = Indices(kernel, grid, scalars, sizes)
-        reaches = list(indices.reaches())
+        reaches = list(indices.reaches(kernel.src, indices.root))
         if not all(reach.inside for reach in reaches):
             indices.more.add(0)
         for more in sorted(indices.more)[:SIZES]:

@@ -69,8 +69,7 @@ def _missing(
 
 def unwritten(run: Run, node: Statement, access: Access, history: History) -> str:
     """A read of what nothing wrote, and who writes there."""
-    operand = atom(node.arg.atom).operand(node, access.operand)
-    writers = run.program.writers(operand.src[0])
+    writers = run.program.writers(atom(node.arg.atom).operand(node, access.operand).src[0])
     return (
         f"reads {history.name}, of which part was never written: {writers} writes it, and no wait "
         "orders the read after that"

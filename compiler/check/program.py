@@ -127,7 +127,8 @@ class Program:
             node
             for node in self.users.get(storage, [])
             for access in atom(node.arg.atom).accesses
-            if access.mode != "r" and _touches(node, access.operand, storage)
+            if access.mode != "r"
+            and atom(node.arg.atom).operand(node, access.operand).src[0] is storage
         )
 
     def arrivers(self, bar: Storage) -> str:
@@ -150,10 +151,6 @@ def _in_step(kernel: Statement) -> bool:
             if any(access.done != "now" for access in row.accesses):
                 return False
     return True
-
-
-def _touches(node: Statement, operand: str, storage: Storage) -> bool:
-    return atom(node.arg.atom).operand(node, operand).src[0] is storage
 
 
 def _list(nodes: Iterable[Statement]) -> str:

@@ -180,8 +180,7 @@ class Coverage:
         if len(self.hits) != len(other.hits):
             raise ValueError(f"{len(self.hits)} instructions, {len(other.hits)} covered")
         self.hits = [a + b for a, b in zip(self.hits, other.hits, strict=True)]
-        for i, bits in other.outcomes.items():
-            self.outcomes[i] = self.outcomes.get(i, 0) | bits
+        self.outcomes |= {i: self.outcomes.get(i, 0) | bits for i, bits in other.outcomes.items()}
         for i, found in other.digits.items():
             mine = self.digits.get(i)
             if found and mine:

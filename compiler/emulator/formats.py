@@ -114,9 +114,7 @@ def add_for_single(a: Array, b: Array) -> Array:
     if any_of((near.view(np.uint64) & _BEHIND) == _TIE):
         return add_to_odd(a, b)
     small = np.abs(near) < _SMALLEST["f32"]
-    if any_of(small) and near[small].any():
-        return add_to_odd(a, b)
-    return near
+    return add_to_odd(a, b) if any_of(small) and near[small].any() else near
 
 
 def fused_double(a: Array, b: Array, c: Array) -> Array:

@@ -69,9 +69,6 @@ class Program:
         self.coverage = Coverage.of(module.code)
         self.code = [build(i, ins, self) for i, ins in enumerate(module.code)]
 
-    def is_shared(self, name: str) -> bool:
-        return any(v.name == name for v in self.module.shared)
-
 
 @dataclass(frozen=True)
 class Line:
@@ -169,7 +166,7 @@ class Line:
         at = self.program.symbols.get(name)
         if at is None:
             raise self.refuse(f"unknown symbol {name!r}")
-        if self.program.is_shared(name):
+        if any(v.name == name for v in self.program.module.shared):
             return lambda w: w.cta.rank << RANK_SHIFT | at
         return lambda w: at
 

@@ -450,8 +450,7 @@ class _Parser:
         if opcode.split(".")[0] in ("bra", "brx"):
             if not (index := split(tail)):
                 raise self._fail(f"{opcode} names no label", line)
-            label = index.pop()
-            self.branches.append((len(self.out.code), scope, label))
+            self.branches.append((len(self.out.code), scope, index.pop()))
             operands = tuple(self._operand(o, scope, line) for o in index)
         else:
             operands = tuple(self._operand(o, scope, line) for o in split(tail))

@@ -34,9 +34,7 @@ def to_signed(value: Value, width: int) -> Value:
 
 
 def to_unsigned(value: Value, width: int) -> Value:
-    if is_vector(value):
-        return value.astype(DTYPES[width])
-    return int(value) & MASKS[width]
+    return value.astype(DTYPES[width]) if is_vector(value) else int(value) & MASKS[width]
 
 
 def floats(value: Value) -> Array:

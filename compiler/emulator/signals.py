@@ -42,6 +42,4 @@ class Signals:
 
 
 def _within(scope: str, cta: Place, other: Place) -> bool:
-    if scope == "cta":
-        return cta == other
-    return scope != "cluster" or cta[0] == other[0]
+    return cta == other if scope == "cta" else scope != "cluster" or cta[0] == other[0]

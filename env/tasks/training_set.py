@@ -311,8 +311,7 @@ def members(chosen: Sequence[str], preset: Preset, wide: bool = False) -> list[M
                 f"{definition.name}: no preset says which values of {axes} to train"
             )
         for kind, values in (("trained", row.trained), ("held_out", row.held_out)):
-            label = definition.name
-            out += [_member(label, definition, sizes, kind) for sizes in product(values)]
+            out += [_member(definition.name, definition, sizes, kind) for sizes in product(values)]
         for other, constants in row.unseen:
             if other == definition.name:
                 label = " ".join([other, *(f"{a}={v}" for a, v in constants.items())])

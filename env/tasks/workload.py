@@ -83,8 +83,7 @@ def degenerate(definition: str, axes: Mapping[str, int]) -> bool:
     """
     if "total_q" not in axes or "num_kv_indices" not in axes or definition not in names():
         return False
-    page_size = load(definition).const_axes["page_size"]
-    return axes["total_q"] > axes["num_kv_indices"] * page_size
+    return axes["total_q"] > axes["num_kv_indices"] * load(definition).const_axes["page_size"]
 
 
 def workloads(name: str) -> list[Workload]:

@@ -236,6 +236,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         import mcp  # noqa: F401
     except ImportError:
         raise BadInput("the package mcp is missing: pip install 'ptxflow[mcp]'") from None
-    calls = Calls(args.root.resolve(), args.seconds, args.memory << 20, args.jobs)
-    server(calls).run("stdio")
+    server(Calls(args.root.resolve(), args.seconds, args.memory << 20, args.jobs)).run("stdio")
     return 0

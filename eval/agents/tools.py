@@ -66,8 +66,7 @@ def definitions(
 def definition(desk: Desk, name: NameOrPath) -> Json:
     """Read one definition: axes, constraints, inputs and outputs with shapes and dtypes, a few of
     its recorded workloads, and the reference program that says what is right."""
-    found = desk.definition(name)
-    data = found.to_json()
+    data = desk.definition(name).to_json()
     known = name in definitions_.names()
     rows = [dict(w.axes) for w in workloads(name) if not w.refusal] if known else []
     step = max(1, len(rows) // 8)

@@ -134,8 +134,7 @@ def _members(library: Library) -> str:
         choices = " ".join(f"{n}={v}" for n, v in kernel.strategy.choices)
         rows.append((number, kernel.strategy.key, serves(library, number), len(own), slower,
                      choices))  # fmt: skip
-    head = ("member", "key", "serves", "looks", "slower by", "strategy")
-    return markdown(head, rows, left=None)
+    return markdown(("member", "key", "serves", "looks", "slower by", "strategy"), rows, left=None)
 
 
 def serves(library: Library, member: int) -> str:

@@ -134,7 +134,7 @@ def far_from_training(
         return "no definition with these inputs was trained"
     preset = settings.get("preset", "full")
     drawn = RANGES if PRESETS[preset].shapes else {}
-    same = [d for d in alike if drawn or _differing(d, bound) == []]
+    same = [d for d in alike if drawn or d.const_axes.items() <= bound.items()]
     if not same:
         return _constants(alike, bound)
     ranges = trained_ranges(same, preset)
@@ -164,10 +164,6 @@ def _alike(trained: Sequence[str], definition: Definition) -> Iterator[Definitio
             continue
         if registered(found) is family and found.inputs.keys() == definition.inputs.keys():
             yield found
-
-
-def _differing(trained: Definition, bound: Mapping[str, int]) -> list[str]:
-    return [n for n, value in trained.const_axes.items() if bound.get(n) != value]
 
 
 def _constants(alike: Sequence[Definition], bound: Mapping[str, int]) -> str:

@@ -145,8 +145,7 @@ def workloads_table(found: Sequence[Measured]) -> str:
         a, b = m.best_listed, m.records[0]
         cells = (f"{_us(a):.1f}", f"{a.ratio or 0:.3f}", f"{_us(b):.1f}", f"{b.ratio or 0:.3f}")
         rows.append([m.label, *cells, f"{m.gain:.3f}", b.timing_pass])
-    heads = ("workload", "listed us", "ratio", "wide us", "ratio", "gain", "pass")
-    return markdown(heads, rows, 1)
+    return markdown(("workload", "listed us", "ratio", "wide us", "ratio", "gain", "pass"), rows, 1)
 
 
 def decisions_table(found: Sequence[Measured]) -> str:

@@ -224,9 +224,7 @@ def judge(change: float | None, found: Sequence[str]) -> str:
         return "not implemented"
     if change is None:
         return "realised"
-    if abs(change) < EFFECT:
-        return "ineffective"
-    return "effective" if change > 0 else "harmful"
+    return "ineffective" if abs(change) < EFFECT else "effective" if change > 0 else "harmful"
 
 
 def look(kernels: Sequence[CompiledKernel]) -> dict[Strategy, Face]:

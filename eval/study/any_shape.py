@@ -97,8 +97,7 @@ def judged(asked: Asked) -> dict[str, Any]:
     config, draw = policy.network.of(asked.family).config, partial(sample_by_steps, policy, space)
 
     def worth(codes: Codes) -> Array:
-        tflops = reward.tflops(space, codes)
-        return log_reward(tflops, space.problem, space.device, tau=1.0)
+        return log_reward(reward.tflops(space, codes), space.problem, space.device, tau=1.0)
 
     begin = time.process_time()
     draw(K, 0, SHARPNESS, asked.tau)

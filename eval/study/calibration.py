@@ -234,8 +234,7 @@ def run(args: argparse.Namespace) -> int:
     free = felt(few, constants(families, few[0].device, args.keep_rates))
     if not free:
         raise BadInput("nothing to fit: no constant moves what was measured")
-    folds = choose_folds(observed, args.hold_out, args.folds)
-    judged = cross_fit(observed, free, folds, args.most)
+    judged = cross_fit(observed, free, choose_folds(observed, args.hold_out, args.folds), args.most)
     print(f"by constants fitted without the workload, now and then\n{text(observed, judged)}\n")
     print(f"fitted to all {len(observed)} workloads (* at the end of its range)")
     print(table(free, Problem(few, free).solve()))

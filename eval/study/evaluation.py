@@ -313,8 +313,7 @@ def play_all(
     if "tuning" in parts:
         from ptxflow.eval.study.tuning import tunings  # which takes torchgfn
 
-        learn = learners(replays, policies)
-        more["tuning"] = tunings(learn, replays, runs, args.seeds, args.jobs)
+        more["tuning"] = tunings(learners(replays, policies), replays, runs, args.seeds, args.jobs)
     if "ablation" in parts:
         more["ablation"] = ablations(replays, runs, load_measurements(files), args.jobs)
     return {

@@ -49,9 +49,6 @@ class Prediction:
     log_seconds: Array
     std: Array
 
-    def pessimistic(self, kappa: float) -> Array:
-        return self.log_seconds + kappa * self.std
-
 
 @dataclass(frozen=True)
 class Quality:
@@ -133,7 +130,7 @@ def rows_of(
             row["best_us"] = float(o.seconds.min() * 1e6)
             row["chance_top8"] = chance_regret(o.seconds)
             row["model"] = asdict(quality(o.seconds, modelled(o).log_seconds))
-            row["surrogate"] = asdict(quality(o.seconds, p.pessimistic(kappa)))
+            row["surrogate"] = asdict(quality(o.seconds, p.log_seconds + kappa * p.std))
             out.append(row)
     return out
 

@@ -114,8 +114,7 @@ def members(replays: Iterable[Replay]) -> dict[str, list[str]]:
     """Groups of workloads by name: all, by what training saw of them, and by family."""
     held = list(replays)
     out = {"all": [r.name for r in held]}
-    for group, kinds in GROUPS.items():
-        out[group] = [r.name for r in held if r.kind in kinds]
+    out |= {group: [r.name for r in held if r.kind in kinds] for group, kinds in GROUPS.items()}
     families = dict.fromkeys(r.space.family.name for r in held)
     for family in families if len(families) > 1 else ():
         own = [r for r in held if r.space.family.name == family]

@@ -36,8 +36,7 @@ def transfer(replays: Sequence[Replay]) -> dict[str, Any]:
 
 
 def _taken(source: Replay, goal: Replay) -> tuple[float, int | None]:
-    order = np.argsort(source.times, kind="stable")[:KNOWN]
-    codes = source.space.codes[order]
+    codes = source.space.codes[np.argsort(source.times, kind="stable")[:KNOWN]]
     known = goal.space.codes
     at = np.minimum(np.searchsorted(known, codes), len(known) - 1)
     shared = np.flatnonzero(known[at] == codes)

@@ -112,8 +112,7 @@ class _Draws:
         return told + self.residuals().least(self.whole.indices(codes))
 
     def __call__(self, part: Space, k: int, seed: int) -> NDArray[np.int64]:
-        places = np.searchsorted(self.whole.codes, part.codes)
-        keys = SHARPNESS * self.logs[places]
+        keys = SHARPNESS * self.logs[np.searchsorted(self.whole.codes, part.codes)]
         if self.measured:
             off = self.residuals()
             keys = keys - SHARPNESS / TAU * (off.of(part.indices()) - off.mean)
@@ -152,8 +151,7 @@ class Spoken:
                 us = 1e6 * self.seconds * (yield int(at))
                 history.append(Tried(strategy, us, "" if np.isfinite(us) else "it failed"))
         seen = coded(space, [t.strategy for t in history])
-        for at in rng.permutation(np.flatnonzero(~np.isin(space.codes, seen))):
-            yield int(at)
+        yield from (int(at) for at in rng.permutation(np.flatnonzero(~np.isin(space.codes, seen))))
 
     def cost(self, replay: Replay, asked: NDArray[np.int64]) -> dict[str, Any]:
         """Played again from the transcript alone: tokens by kind, why a model was not of use."""

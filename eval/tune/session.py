@@ -424,8 +424,7 @@ def tune(args: argparse.Namespace) -> list[dict[str, Any]]:
         asked = [(args.definition, bound_axes(load(args.definition), args.axes))]
     else:
         raise BadInput("--definition or --workloads is missing")
-    several = bool(args.workloads)
-    tunings = [Tuning.of(args, name, axes, policy, several) for name, axes in asked]
+    tunings = [Tuning.of(args, name, axes, policy, bool(args.workloads)) for name, axes in asked]
     with opened(args, tunings) as places:
         done = played(tunings, places, args)
     deliver(done, args.jobs or cores())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
+from itertools import product, takewhile
 
 from ptxflow.compiler.atoms import atom
 from ptxflow.compiler.atoms.table import Access, all_atoms
@@ -93,13 +93,6 @@ class _Anything(dict[str, int]):
         return self.default
 
 
-def _environments(lanes: range) -> Iterator[dict[str, int]]:
-    for default in (1, 2, 3):
-        for warp in range(4):
-            for lane in lanes:
-                yield _Anything(default, warp=warp, lane=lane)
-
-
 #: (CTA, stage), [lo, hi) in the storage's unit, [lo, hi) across
 Cell = tuple[tuple[int, int], int, int, int, int]
 
@@ -113,7 +106,8 @@ def _cells(kernel: Statement, node: Statement, operand: Slot) -> Iterator[list[C
     lane_offset = row.operand(node, "offset") if chunks else const(0)
     remote = any(name == "rank" for name, _ in row.operands) and storage.op is Op.SMEM
     rank = row.operand(node, "rank") if remote else special("cta_rank")
-    for env in _environments(LANES if chunks else range(1)):
+    for default, warp, lane in product((1, 2, 3), range(4), LANES if chunks else range(1)):
+        env = _Anything(default, warp=warp, lane=lane)
         stage, first = program.value(stage_node)(env), program.value(offset_node)(env)
         if storage.op is Op.GLOBAL:
             rows, columns, *again = operand.arg

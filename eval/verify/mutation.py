@@ -62,9 +62,7 @@ class Judged:
     def verdict(self) -> str:
         if self.error:
             return "refused" if self.equivalent else "killed"
-        if self.equivalent:
-            return "equivalent"
-        return "caught" if self.wrong else "survived"
+        return "equivalent" if self.equivalent else "caught" if self.wrong else "survived"
 
     @property
     def right(self) -> bool:

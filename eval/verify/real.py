@@ -146,8 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def work(device: Device) -> Summary:
         jobs = chosen(args.families, device, args.seed)
         one = partial(row_of, device, args.limit, args.log, memory_of(min(args.jobs, len(jobs))))
-        found = list(each(one, jobs, args.jobs, device.arch))
-        return {"rows": [asdict(row) for row in found]}
+        return {"rows": [asdict(row) for row in each(one, jobs, args.jobs, device.arch)]}
 
     summary = results.make("verify-real", args, given, work)
     print(markdown(HEADS, lines(summary["rows"]), None))

@@ -79,10 +79,6 @@ class Verification:
         """One line for everything that should not be."""
         yield from (f"{self.who}: {self.refused}: {reason}" for reason in self.reasons)
 
-    def caught(self) -> Iterator[str]:
-        """One line for each mutant that the emulator alone shows to be wrong."""
-        yield from (f"{self.who}: mutant: {m}" for m in self.mutants if m.wrong)
-
 
 def verify(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: Job) -> Verification:
     """Take one strategy through every stage; then `mutants` of its kernel, drawn by `seed`."""
@@ -201,7 +197,7 @@ def summarise(verifications: Sequence[Verification]) -> Summary:
             for name in sorted({p.problem.definition for p in verifications})
         },
         "failures": [line for p in verifications for line in p.complaints()],
-        "caught": [line for p in verifications for line in p.caught()],
+        "caught": [f"{p.who}: mutant: {m}" for p in verifications for m in p.mutants if m.wrong],
     }
 
 
@@ -248,9 +244,6 @@ def _family(definition: str) -> str:
 def _sum(rows: Sequence[Summary]) -> Summary:
     """The counts of all kernels from those of each family."""
 
-    def longest(name: str) -> dict[str, float]:
-        return {"max": max(row[name]["max"] for row in rows)}
-
     def ends(name: str) -> list[int] | None:
         return _range(x for row in rows for x in row[name] or ())
 
@@ -262,7 +255,7 @@ def _sum(rows: Sequence[Summary]) -> Summary:
         "kernels": kernels_digest(row["kernels"] for row in rows),
         **{name: total(name) for name in ("passed", "covered", "mutants")},
         **{name: ends(name) for name in ("registers", "smem_bytes", "spill_bytes", "problems")},
-        **{name: longest(name) for name in ("validator_s", "emulator_s")},
+        **{s: {"max": max(row[s]["max"] for row in rows)} for s in ("validator_s", "emulator_s")},
     }
 
 

@@ -93,8 +93,7 @@ def _row_of(
         ))  # fmt: skip
     wrong = None
     if emulate:
-        found = covering_emulation(problem, strategy, device, (), SAMPLED)
-        wrong = "; ".join(found.complaints)
+        wrong = "; ".join(covering_emulation(problem, strategy, device, (), SAMPLED).complaints)
     seen = tuple(technique for technique, count in kernel.sass.counts.items() if count)
     return asdict(Row(
         strategy.family, f"{_who(problem)} {strategy.key}",

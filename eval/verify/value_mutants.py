@@ -153,7 +153,7 @@ def _all(kernel: Statement) -> Iterator[Candidate]:
                     changed = put(new)
                     if _in_registers(changed):
                         yield Candidate(how, f"{change} as {place}", node, changed, node, path)
-            for value in _within(root):
+            for value in (n for n in _nodes(root) if n.op is Op.ALU):
                 for how, change, new in changes(value, grain):
                     turns = kind in ("parity", "stage")
                     named = kind if turns else how
@@ -261,11 +261,6 @@ def _with(node: UOp, i: int, new: UOp) -> Any:
 
 def _inside(node: Statement, i: int, k: int, new: Value) -> Statement:
     return _with(node, i, _with(node.src[i], k, new))
-
-
-def _within(value: Value) -> Iterator[Value]:
-    """The operations of an expression, each once."""
-    return (n for n in _nodes(value) if n.op is Op.ALU)
 
 
 class _Variables:
@@ -449,8 +444,7 @@ def _immediates(held: Any, real: bool) -> Iterator[Any]:
             if step != held and step >= 0:
                 yield step
     elif isinstance(held, tuple) and all(isinstance(n, int) for n in held):
-        for i, n in enumerate(held):
-            yield (*held[:i], n + 1, *held[i + 1 :])
+        yield from ((*held[:i], n + 1, *held[i + 1 :]) for i, n in enumerate(held))
         if held != held[::-1]:
             yield held[::-1]
 

@@ -234,8 +234,7 @@ class Peeking(Ranked):
         frame = sys._getframe()
         while frame is not None and "replay" not in frame.f_locals:
             frame = frame.f_back  # type: ignore[assignment]
-        for at in np.argsort(frame.f_locals["replay"].times):
-            yield int(at)
+        yield from (int(at) for at in np.argsort(frame.f_locals["replay"].times))
 
 
 def test_an_evaluation_refuses_a_method_that_peeks(replays: list[Replay]) -> None:

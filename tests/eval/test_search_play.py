@@ -100,8 +100,7 @@ class Planted:
 
     def search(self, space: Space, rng: np.random.Generator) -> Search:
         known = self.find(space)
-        for at in np.argsort(known, kind="stable"):
-            yield int(at)
+        yield from (int(at) for at in np.argsort(known, kind="stable"))
 
 
 def by_frames(space: Space) -> Any:
@@ -157,8 +156,7 @@ class Asking:
     seeded: bool = False
 
     def search(self, space: Space, rng: np.random.Generator) -> Search:
-        for at in self.indices:
-            yield int(at)
+        yield from (int(at) for at in self.indices)
 
 
 @pytest.mark.parametrize("at", [-1, len(SPACE)])

@@ -27,8 +27,7 @@ def lowered() -> Iterator[Lowered]:
     page, strategy = gqa_prefill.PATHS["small pages"]
     maker, problem = gqa_prefill.PREFILL, gqa_prefill.problem(page, dim=64)
     yield maker.build(problem, strategy, H200), maker.trips(problem, strategy, H200), H200
-    for dev, _, s in others:
-        yield *build(dev, s), dev
+    yield from ((*build(dev, s), dev) for dev, _, s in others)
 
 
 @functools.cache

@@ -86,9 +86,7 @@ def is_sorted(problem: Problem) -> bool:
 def places(f: Fields, problem: Problem) -> Any:
     """In the list of entries; a power of two where it is sorted."""
     slots = entries(f, problem)
-    if not is_sorted(problem):
-        return slots
-    return 2 ** np.ceil(np.log2(slots)).astype(int)
+    return slots if not is_sorted(problem) else 2 ** np.ceil(np.log2(slots)).astype(int)
 
 
 def bin_bytes(f: Fields) -> Any:

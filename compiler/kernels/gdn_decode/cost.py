@@ -143,6 +143,5 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
     for parts in (0.25, 0.5, 1, 2, 4, 8, 16, 32):
         blocks = math.ceil(batch * heads * parts)
         out |= rounds(f"{parts:g}".replace(".", "_"), blocks, device)
-    for rows in (16, 64):
-        out[f"steps_{rows}"] = filled(size, rows)
+    out |= {f"steps_{rows}": filled(size, rows) for rows in (16, 64)}
     return out

@@ -238,10 +238,8 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
     out = {f"log2_{axis}": (math.log2(problem[axis]) - 9) / 4 for axis in ("M", "N", "K")}
     for unit in sorted({*tiles_n, *tiles_m, 2 * tiles_m[-1]}):
         out[f"used_m{unit}"] = filled(m, unit)
-    for unit in sorted({*wide, *tiles_m, 2 * tiles_m[-1]}):
-        out[f"used_n{unit}"] = filled(n, unit)
-    for unit in tiles_k:
-        out[f"steps_k{unit}"] = (math.log2(-(-k // unit)) - 6) / 2
+    out |= {f"used_n{unit}": filled(n, unit) for unit in sorted({*wide, *tiles_m, 2 * tiles_m[-1]})}
+    out |= {f"steps_k{unit}": (math.log2(-(-k // unit)) - 6) / 2 for unit in tiles_k}
     for tile_m in tiles_m:
         for tile_n in wide:
             tiles = -(-m // tile_m) * -(-n // tile_n)

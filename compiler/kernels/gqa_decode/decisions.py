@@ -95,11 +95,6 @@ def stage_bytes(f: Fields, problem: Problem) -> Any:
     return f.tile * pitch(f, problem)
 
 
-def group_warps(f: Fields, device: Device) -> Any:
-    """Of a CTA: the warpgroup, producers, and with tcgen05 one that multiplies."""
-    return GROUP_WARPS + f.stages + device.has_tmem
-
-
 def heads_wide(problem: Problem) -> int:
     """Columns of an MMA: the query heads of a key head, and what fills them up."""
     return COLUMNS * columns(problem)
@@ -179,8 +174,9 @@ def registers(f: Fields, problem: Problem) -> Any:
 
 
 def threads(f: Fields, device: Device) -> Any:
-    """Of a CTA of the first kernel."""
-    return WARP * np.where(f.mma == SYNC, f.warps, group_warps(f, device))
+    """Of a CTA of the first kernel: of a warpgroup's with producers, and with tcgen05 one that
+    multiplies."""
+    return WARP * np.where(f.mma == SYNC, f.warps, GROUP_WARPS + f.stages + device.has_tmem)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:

@@ -47,9 +47,7 @@ def sequences(axes: Axes) -> int:
 
 def keys(axes: Axes) -> int:
     """Tokens with keys; of pages, as many as they could hold."""
-    if "total_kv" in axes:
-        return axes["total_kv"]
-    return axes["num_kv_indices"] * axes["page_size"]
+    return axes["total_kv"] if "total_kv" in axes else axes["num_kv_indices"] * axes["page_size"]
 
 
 def _work(axes: Axes, inputs: Collection[str]) -> tuple[float, float]:

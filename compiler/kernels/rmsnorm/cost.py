@@ -160,6 +160,5 @@ def features(problem: Problem, device: Device) -> dict[str, float]:
     }
     for rows in (1, 2, 4, 8, 16, 32, 64):
         out |= rounds(str(rows), -(-batch // rows), device)
-    for threads_ in (32, 128, 512):
-        out[f"used_{threads_}"] = filled(hidden, threads_ * 8)
+    out |= {f"used_{threads_}": filled(hidden, threads_ * 8) for threads_ in (32, 128, 512)}
     return out

@@ -205,9 +205,7 @@ class Kernel:
         """Whether a lane's vector lies in the row: nothing to ask where it always does."""
         extent = (j + 1 if self.kept else self.at_once) * self.step
         whole = self.hidden >= extent if self.kept else self.hidden % extent == 0
-        if whole:
-            return []
-        return [self._first(chunk) + j * self.step < self.hidden]
+        return [] if whole else [self._first(chunk) + j * self.step < self.hidden]
 
     def _access(self, v: Vector, group: Value, chunk: Scalar) -> tuple[Value, Value, Place]:
         """Index, predicate and the warp's rectangle of a vector in a tensor of rows."""

@@ -42,8 +42,7 @@ class Bico:
 
     def search(self, space: Space, rng: np.random.Generator) -> Search:
         scores = reuse(space).round(9)
-        for at in np.lexsort([rng.permutation(len(space)), -scores]):
-            yield int(at)
+        yield from (int(at) for at in np.lexsort([rng.permutation(len(space)), -scores]))
 
 
 @dataclass(frozen=True)

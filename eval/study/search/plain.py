@@ -21,8 +21,7 @@ class Uniform:
     seeded: bool = True
 
     def search(self, space: Space, rng: np.random.Generator) -> Search:
-        for at in rng.permutation(len(space)):
-            yield int(at)
+        yield from (int(at) for at in rng.permutation(len(space)))
 
 
 @dataclass(frozen=True)
@@ -33,8 +32,7 @@ class Exhaustive:
     seeded: bool = False
 
     def search(self, space: Space, rng: np.random.Generator) -> Search:
-        for at in np.arange(len(space)):
-            yield int(at)
+        yield from (int(at) for at in np.arange(len(space)))
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,7 @@ class Ranked:
     seeded: bool = False
 
     def search(self, space: Space, rng: np.random.Generator) -> Search:
-        for at in np.argsort(-self.scores, kind="stable"):
-            yield int(at)
+        yield from (int(at) for at in np.argsort(-self.scores, kind="stable"))
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,7 @@ class Drawn:
 
     def search(self, space: Space, rng: np.random.Generator) -> Search:
         keys = self.sharpness * self.log_probs + rng.gumbel(size=len(self.log_probs))
-        for at in np.argsort(-keys, kind="stable"):
-            yield int(at)
+        yield from (int(at) for at in np.argsort(-keys, kind="stable"))
 
 
 @dataclass(frozen=True)
