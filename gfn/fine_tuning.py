@@ -162,22 +162,21 @@ def fine_tune(
 
 def tune_by_measuring(
     policy: Policy, space: Space, measure: Callable[[Codes], Observations], count: int,
-    measured: Observations | None = None, base: Reward | None = None,
-    config: TuneConfig | None = None, seed: int = 0,
+    measured: Observations | None = None, base: Reward | None = None, seed: int = 0,
 ) -> Iterator[tuple[Policy, Observations]]:  # fmt: skip
     """The tuned policy and all that was measured, after each EVERY of `count` measurements.
 
     `measure` times strategies of these codes and returns everything that it has measured of the
     workload, what is in `measured` too; each round's strategies are the tuned policy's own.
     """
-    tuned = fine_tune(policy, space, measured, base, config, seed)
+    tuned = fine_tune(policy, space, measured, base, seed=seed)
     for done in range(0, count, EVERY):
         known = np.zeros(0, np.int64) if measured is None else measured.codes
         codes = propose(tuned, space, min(EVERY, count - done), known, seed + done)
         if not len(codes):
             return
         measured = measure(codes)
-        tuned = fine_tune(policy, space, measured, base, config, seed)
+        tuned = fine_tune(policy, space, measured, base, seed=seed)
         yield tuned, measured
 
 

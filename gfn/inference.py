@@ -124,20 +124,14 @@ def untrained(policy: Policy) -> Policy:
 
 
 def sample_distinct(
-    policy: Policy,
-    space: Space | RelationSpace,
-    k: int,
-    seed: int,
-    sharpness: float = SHARPNESS,
-    tau: float = TAU,
+    policy: Policy, space: Space | RelationSpace, k: int, seed: int, sharpness: float = SHARPNESS
 ) -> NDArray[np.int64]:
     """Codes of min(k, len(space)) distinct strategies; see `draw_distinct`, and `sample_by_steps`
     for a space that is not listed."""
     if isinstance(space, RelationSpace):
-        return sample_by_steps(policy, space, k, seed, sharpness, tau)[0]
-    drawn = draw_distinct(log_probs(policy, space, tau), k, seed, sharpness)
-    codes: NDArray[np.int64] = space.codes[drawn]
-    return codes
+        return sample_by_steps(policy, space, k, seed, sharpness)[0]
+    codes: NDArray[np.int64] = space.codes
+    return codes[draw_distinct(log_probs(policy, space), k, seed, sharpness)]
 
 
 def sample_by_steps(

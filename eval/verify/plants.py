@@ -44,9 +44,10 @@ from ptxflow.eval.bench.worker import Worker, WorkerError, job
 from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.mutation import chosen_structures
+from ptxflow.eval.verify.results import name_of
 from ptxflow.eval.verify.value_mutants import Candidate, candidates
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
-from ptxflow.eval.verify.value_mutation import Judged, name_of, read_log, share_of
+from ptxflow.eval.verify.value_mutation import Judged, read_log, share_of
 from ptxflow.eval.verify.value_problems import small_kernel
 
 PASSED = ("equivalent", "escaped")  # on the trials

@@ -96,6 +96,10 @@ def kernels_digest(kernels: Iterable[str]) -> str:
     return hashlib.sha256(" ".join(sorted(kernels)).encode()).hexdigest()[:16]
 
 
+def name_of(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
 class Log:
     """What a long command found, a JSON line each by its digest: run anew, it goes on from there.
 
@@ -112,24 +116,22 @@ class Log:
                 continue  # a line that was cut off counts for nothing
 
     def __contains__(self, of: Sequence[str]) -> bool:
-        return self.name(of) in self.held
-
-    @staticmethod
-    def name(of: Sequence[str]) -> str:
-        return hashlib.sha256("\0".join(of).encode()).hexdigest()[:16]
+        return name_of(*of) in self.held
 
     def get(self, of: Sequence[str], find: Callable[[], Summary]) -> Summary:
-        """What is in the log of these texts, or else is found now.
-
-        One write: lines of several processes do not mix. A line begins with what ends another.
-        """
-        name = self.name(of)
+        """What is in the log of these texts, or else is found now."""
+        name = name_of(*of)
         if name not in self.held:
             self.held[name] = find()
-            if self.path is not None:
-                with self.path.open("ab", buffering=0) as file:
-                    file.write(f"\n{json.dumps({'id': name, 'found': self.held[name]})}".encode())
+            append(self.path, {"id": name, "found": self.held[name]})
         return self.held[name]
+
+
+def append(path: Path | None, row: Summary) -> None:
+    """One write: lines of several processes do not mix. A line begins with what ends another."""
+    if path is not None:
+        with path.open("ab", buffering=0) as file:
+            file.write(f"\n{json.dumps(row)}".encode())
 
 
 def make(

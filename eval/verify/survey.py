@@ -74,10 +74,8 @@ def rows_of(
     return rows
 
 
-@cache
-def _log(path: Path | None) -> Log:
-    """As it was when this process began: it would be read whole for every few kernels."""
-    return Log(path)
+#: as it was when this process began: it would be read whole for every few kernels
+_log = cache(Log)
 
 
 def _row_of(

@@ -18,7 +18,6 @@ on with the rest. They are of the kernel's PTX, the mutant's and the problems, w
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import sys
@@ -50,7 +49,7 @@ from ptxflow.eval.verify import results
 from ptxflow.eval.verify.draws import add_arguments, drawn
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.mutation import chosen_structures, digests
-from ptxflow.eval.verify.results import Summary, spread
+from ptxflow.eval.verify.results import Summary, append, name_of, spread
 from ptxflow.eval.verify.value_mutants import KINDS
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
 from ptxflow.eval.verify.value_problems import Bench, Known, bench_of, small_kernel
@@ -208,7 +207,7 @@ def judge_kernel(
         if key not in out and time.time() < until:
             found = judge(whole, validate, bench)
             out[key] = replace(found, family=strategy.family, kernel=bench.kernel, id=key)
-            _append(log, out[key])
+            append(log, asdict(out[key]))
     return list(out.values())
 
 
@@ -218,10 +217,6 @@ def holds(judged: Judged, bench: Bench) -> bool:
     if judged.verdict == "emulator":
         return judged.by in {k.name for k in bench.known} | {bench.name}
     return judged.by in ("", bench.name)
-
-
-def name_of(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def read_log(path: Path | None) -> dict[str, Judged]:
@@ -235,13 +230,6 @@ def read_log(path: Path | None) -> dict[str, Judged]:
                 continue
             found[judged.id] = judged
     return found
-
-
-def _append(path: Path | None, judged: Judged) -> None:
-    """One write: lines of several processes do not mix. A line begins with what ends another."""
-    if path is not None:
-        with path.open("ab", buffering=0) as file:
-            file.write(f"\n{json.dumps(asdict(judged))}".encode())
 
 
 # -- the result -----------------------------------------------------------------------------------

@@ -93,10 +93,9 @@ def slow_gate(log: Any, a: Any, bias: Any, b: Any) -> Any:
     return math.exp(-math.exp(log) * soft), 1 / (1 + math.exp(-b))
 
 
-def delta_inputs(
-    rng: np.random.Generator, lead: Any, heads: int = 2, value_heads: int = 4, size: int = 6
-) -> Any:
+def delta_inputs(rng: np.random.Generator, lead: Any) -> Any:
     """q, k, v, A_log, a, dt_bias, b with `lead` leading sizes; one gate is past softplus's bend."""
+    heads, value_heads, size = 2, 4, 6
     q, k = (normal(rng, *lead, heads, size, scale=0.4) for _ in range(2))
     a = normal(rng, *lead, value_heads)
     a.view(-1)[1] = 30.0

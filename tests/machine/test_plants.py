@@ -14,8 +14,9 @@ from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import plants
 from ptxflow.eval.verify.plants import Plant, changed_numbers, plant, run, table, transported
+from ptxflow.eval.verify.results import name_of
 from ptxflow.eval.verify.value_mutants import drawn
-from ptxflow.eval.verify.value_mutation import Judged, name_of
+from ptxflow.eval.verify.value_mutation import Judged
 from ptxflow.eval.verify.value_problems import bench_of
 from tests.families import gemm
 from tests.families.rmsnorm import H200, problem, strategy
