@@ -10,7 +10,7 @@ import pytest
 
 from ptxflow.compiler.device import B200, H200, Device
 from ptxflow.compiler.errors import CompileError
-from ptxflow.compiler.family import Strategy
+from ptxflow.compiler.family import Problem, Strategy, Trial
 from ptxflow.compiler.ir.nodes import const
 from ptxflow.compiler.kernels.gemm_epilogue import written
 from ptxflow.compiler.kernels.gemm_epilogue.written import Epilogue
@@ -26,6 +26,14 @@ from tests.families import gqa_prefill as prefill
 
 FUSED = "h = acc + bias; gelu_tanh(h) * up + residual / 2"
 SMALL = gemm.swapped(tile_n=16, consumers=1)
+
+
+def right_on(made: glue.Glue, p: Problem, s: Strategy, device: Device) -> list[Trial]:
+    """The problems on which a kernel was found right, without spills."""
+    kernel = made.compiled(p, s, device)
+    assert kernel.usage.spill_stores == 0 and kernel.checks
+    assert made.emulated(p, s, device) == ""
+    return made.problems(p, s, device)
 
 
 @pytest.mark.parametrize(
@@ -76,10 +84,7 @@ def test_what_is_no_epilogue_is_refused(text: str, why: str) -> None:
 def test_kernels_are_what_torch_says(text: str, device: Device, strategy: Strategy) -> None:
     epilogue = Epilogue.parse(text)
     p, s = glue.given(gemm.problem(m=16), strategy, epilogue)
-    made = glue.written(epilogue)
-    kernel = made.compiled(p, s, device)
-    assert kernel.usage.spill_stores == 0 and kernel.checks
-    assert made.emulated(p, s, device) == ""
+    assert right_on(glue.written(epilogue), p, s, device)
 
 
 def test_another_function_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,12 +171,8 @@ def test_attention_under_a_mask_is_right(
     text: str, device: Device, page: int, strategy: Strategy
 ) -> None:
     """Some rows see no key; of one window the first problem is too small."""
-    made = glue.attended(Mask.parse(text))
     p = prefill.problem(page, heads=strategy.share, kv_heads=1)
-    kernel = made.compiled(p, strategy, device)
-    assert kernel.usage.spill_stores == 0 and kernel.checks
-    assert made.emulated(p, strategy, device) == ""
-    problems = made.problems(p, strategy, device)
+    problems = right_on(glue.attended(Mask.parse(text)), p, strategy, device)
     assert len(problems) == 1 + ("600" in text)
     assert glue.tells(Mask.parse(text), problems[-1].problem)
 
@@ -244,10 +245,7 @@ def test_attention_by_an_index_map_is_right(
     found = PageMap.parse(text, width)
     made = glue.attended(Mask.parse(mask) if mask else None, found)
     p = prefill.problem(page, heads=strategy.share, kv_heads=1)
-    kernel = made.compiled(p, strategy, device)
-    assert kernel.usage.spill_stores == 0 and kernel.checks
-    assert made.emulated(p, strategy, device) == ""
-    assert glue.moves(found, made.problems(p, strategy, device)[-1].problem)
+    assert glue.moves(found, right_on(made, p, strategy, device)[-1].problem)
 
 
 def test_another_index_map_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

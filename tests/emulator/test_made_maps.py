@@ -88,33 +88,22 @@ def test_what_is_not_ordered_is_a_hazard(execute: Execute, old: str, new: str, s
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("kind", "old", "new", "says"),
     [
-        ("b64 [%r11], %rd1", "b64 [%r11], 4096", "outside every tensor"),
-        (f"[%r11], 0, {4 * COLUMNS};", "[%r11], 0, 40;", "not multiples of 16"),
-        (f"[%r11], 1, {ROWS};", "[%r11], 1, 600;", "it spans"),
-        ("elemtype.shared::cta.b1024.b32 [%r11], 3", "elemtype.shared::cta.b1024.b32 [%r11], 8",
-         "not modelled"),
-        ("2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%s], [%rd2, {12, 3}]",
+        (Fault, "b64 [%r11], %rd1", "b64 [%r11], 4096", "outside every tensor"),
+        (Fault, f"[%r11], 0, {4 * COLUMNS};", "[%r11], 0, 40;", "not multiples of 16"),
+        (Fault, f"[%r11], 1, {ROWS};", "[%r11], 1, 600;", "it spans"),
+        (Fault, "elemtype.shared::cta.b1024.b32 [%r11], 3",
+         "elemtype.shared::cta.b1024.b32 [%r11], 8", "not modelled"),
+        (Fault, "2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%s], [%rd2, {12, 3}]",
          "1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%s], [%rd2, {12}]",
          "1d copy by a tensor map of 2"),
+        (PtxSyntaxError, "b64 [%r11], %rd1", "b32 [%r11], %r2", "takes 64 bits"),
+        (PtxSyntaxError, "[%r11], 1, 8;", "[%r11], 5, 8;", "places 0 to 4"),
+        (PtxSyntaxError, "[%rd2], [%r11], 128;", "[%rd2], [%r11], 64;", "128 bytes"),
     ],
 )  # fmt: skip
-def test_faults(execute: Execute, old: str, new: str, says: str) -> None:
+def test_faults(execute: Execute, kind: type[Fault], old: str, new: str, says: str) -> None:
     assert old in TEXT
-    with pytest.raises(Fault, match=says):
-        execute(TEXT.replace(old, new), smem=2048, tensors=tensors(), pointers=("x", "made"))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("b64 [%r11], %rd1", "b32 [%r11], %r2", "takes 64 bits"),
-        ("[%r11], 1, 8;", "[%r11], 5, 8;", "places 0 to 4"),
-        ("[%rd2], [%r11], 128;", "[%rd2], [%r11], 64;", "128 bytes"),
-    ],
-)
-def test_what_is_refused(execute: Execute, old: str, new: str, says: str) -> None:
-    assert old in TEXT
-    with pytest.raises(PtxSyntaxError, match=says):
+    with pytest.raises(kind, match=says):
         execute(TEXT.replace(old, new), smem=2048, tensors=tensors(), pointers=("x", "made"))

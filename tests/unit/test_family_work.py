@@ -10,7 +10,7 @@ import pytest
 from ptxflow.compiler.atoms.reductions import KEY_BITS
 from ptxflow.compiler.compilation import compile_kernel
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Strategy
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import Op, kernels_of
 from ptxflow.compiler.kernels import family_for
 from ptxflow.compiler.kernels.dsa_indexer.decisions import (
@@ -131,13 +131,16 @@ def test_gdn_prefill_work_is_counted() -> None:
     assert p.bytes == tokens + 8 * 20 * 32 * 128 * 128 + 8 * 21 + 8 * 32
 
 
+def modelled_best(problem: Problem) -> Strategy:
+    """The fastest of all strategies by the model, on an H200."""
+    found = space(problem)
+    tflops = model_tflops(found.family, found.fields(), problem, H200)
+    return found.strategy(int(found.codes[tflops.argmax()]))
+
+
 def test_one_long_sequence_asks_for_more_ctas() -> None:
-    best = []
-    for sequences in (1, 32):
-        found = space(gdn_prefill.problem(8192, sequences, 128, 16, 32))
-        tflops = model_tflops(gdn_prefill.PREFILL, found.fields(), found.problem, H200)
-        best.append(found.strategy(int(found.codes[tflops.argmax()])))
-    assert best[0].rows < best[1].rows
+    one, many = (modelled_best(gdn_prefill.problem(8192, n, 128, 16, 32)) for n in (1, 32))
+    assert one.rows < many.rows
 
 
 def test_gemm_work_is_counted() -> None:
@@ -303,12 +306,8 @@ def test_row_tiles_follow_a_binomial() -> None:
 
 
 def test_few_tokens_are_the_short_side() -> None:
-    best = []
-    for tokens in (16, 14107):
-        found = space(moe.problem(tokens))
-        tflops = model_tflops(moe.MOE, found.fields(), found.problem, H200)
-        best.append(found.strategy(int(found.codes[tflops.argmax()])))
-    assert best[0].swap and not best[1].swap
+    few, many = (modelled_best(moe.problem(tokens)) for tokens in (16, 14107))
+    assert few.swap and not many.swap
 
 
 DEFINITIONS = [name for name in names() if load(name).op_type == "rmsnorm"]
