@@ -45,7 +45,7 @@ def describe(
     """The description of a reward; `source` None is the surrogates where some are at hand, else the
     model. RewardError where a file is missing in the request, or given to a source that reads none.
     """
-    chosen = [_stored(path) for path in surrogates] or committed_surrogates(device)
+    chosen = [stored(path) for path in surrogates] or committed_surrogates(device)
     if source is None:
         source = "replay" if measurements else "surrogate" if chosen else "model"
     if source == "surrogate" and not chosen:
@@ -61,11 +61,11 @@ def describe(
     if source != "model" and chosen:
         out["surrogates"] = chosen
     if measurements:
-        out["measurements"] = [_stored(path) for path in measurements]
+        out["measurements"] = [stored(path) for path in measurements]
     return out
 
 
-def _stored(path: Path) -> str:
+def stored(path: Path) -> str:
     """Absolute, or relative to the repository where it lies in there."""
     whole = path.resolve()
     return str(whole.relative_to(ROOT) if whole.is_relative_to(ROOT) else whole)

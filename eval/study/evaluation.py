@@ -24,7 +24,7 @@ from ptxflow.compiler.files import write_whole
 from ptxflow.env.measurements import MeasurementError, by_workload, load_measurements
 from ptxflow.env.observations import read_observed
 from ptxflow.env.reward import Reward, log_reward
-from ptxflow.env.reward_source import build
+from ptxflow.env.reward_source import build, stored
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import SurrogateError
 from ptxflow.env.surrogate_file import read
@@ -72,12 +72,6 @@ def digest(path: Path) -> str:
     if not path.is_file():
         raise MeasurementError(f"{path}: no such file")
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def stored(path: Path) -> str:
-    """Relative to the repository where it lies in there."""
-    whole = path.resolve()
-    return str(whole.relative_to(ROOT) if whole.is_relative_to(ROOT) else whole)
 
 
 def find_policies(given: Sequence[str]) -> dict[str, Policy]:
@@ -240,11 +234,8 @@ def fitted_scores(
     return surrogate_scores(spaces, observed, args.jobs)
 
 
-def players(
-    distributions: Sequence[Distribution], space: Space, scores: Array | None, asked: str | None
-) -> list[Method]:
+def players(held: Sequence[Method], asked: str | None) -> list[Method]:
     """The methods of one workload that are asked for."""
-    held = methods_on(distributions, model_scores(space), scores)
     names = chosen_methods(asked, [m.name for m in held])
     return [m for m in held if m.name in names]
 
@@ -271,8 +262,7 @@ def named(
     if not asked or not beside:
         return []
     held = [m for b in beliefs if b.name == "policy" for m in beside(replay, b.logs)]
-    names = chosen_methods(asked, [m.name for m in held])
-    return [m for m in held if m.name in names]
+    return players(held, asked)
 
 
 def play_all(
@@ -292,7 +282,9 @@ def play_all(
     fitted = fitted_scores([r.space for r in replays], files, args)
     methods = {
         r.name: [
-            *players(distributions[r.name], r.space, scores, args.methods),
+            *players(
+                methods_on(distributions[r.name], model_scores(r.space), scores), args.methods
+            ),
             *named(beside, r, distributions[r.name], args.methods),
             *([model(r)] if model else ()),
         ]
@@ -408,7 +400,8 @@ def play_live(args: argparse.Namespace) -> dict[str, Any]:
     with measurer.open_measurer(path, fields[0].space.device, families, command) as measure:
         for field, scores in zip(fields, fitted, strict=True):
             distributions = distributions_on(field.space, policies, {}, absent)
-            methods = players(distributions, field.space, scores, args.methods)
+            held = methods_on(distributions, model_scores(field.space), scores)
+            methods = players(held, args.methods)
             played[field.name] = play_field(field, methods, args.seeds, args.budget, measure)
     measured = {g[0].workload: g for g in by_workload(load_measurements([path])).values()}
     found = []

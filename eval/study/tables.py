@@ -320,9 +320,7 @@ def tuning(item: Mapping[str, Any]) -> str:
     head = ["method", *(f"after {n}" for n in AT), f"95% interval at {AT[-1]}"]
     rows = []
     for name, figures in sorted(item["curves"].items(), key=lambda c: (c[1][1][0], c[0])):
-        _, low, high = figures[-1]
-        band = "-" if low == high else f"{percent(low)} to {percent(high)}"
-        rows.append([name, *(percent(f[0]) for f in figures), band])
+        rows.append([name, *(percent(f[0]) for f in figures), band(figures[-1][1:])])
     return markdown(head, rows) + f"\n\nPlayed on {', '.join(item['workloads'])}."
 
 
