@@ -48,10 +48,11 @@ class Device:
         share = self.registers_per_sm // threads // 8 * 8
         return np.minimum(share, self.registers_per_thread)
 
-    def resident_blocks(self, smem: Any, registers: Any, threads: Any) -> Any:
-        """Blocks that an SM holds at a time, by shared memory (bytes) and threads of a block and
-        registers of a thread: arrays over candidates, or numbers."""
+    def resident_blocks(self, smem: Any, registers: Any, threads: Any, tmem: Any = 0) -> Any:
+        """Blocks that an SM holds at a time, by shared memory (bytes), threads and TMEM columns of
+        a block and registers of a thread: arrays over candidates, or numbers."""
         limits = (
+            np.where(tmem, self.tmem_columns // np.maximum(tmem, 1), self.blocks_per_sm),
             self.registers_per_sm // (registers * threads),
             self.warps_per_sm * WARP // threads,
             self.smem_per_sm // (smem + self.smem_reserved),

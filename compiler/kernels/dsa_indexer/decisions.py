@@ -116,9 +116,7 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     held = -(-score_registers(f, problem, device) // 8) * 8
     smem = score_smem(f, problem)
     columns = tmem_columns(f, problem) if device.has_tmem else 0 * f.tile
-    resident = device.resident_blocks(smem, held, threads)
-    if device.has_tmem:
-        resident = np.minimum(resident, device.tmem_columns // columns)
+    resident = device.resident_blocks(smem, held, threads, columns)
     most = np.maximum(held, select_registers(f, problem))
     return Resources(smem, most, threads, columns, resident)
 

@@ -196,10 +196,9 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     held = np.minimum(HOARD * registers(f, problem, device), register_limit(f, device)).astype(int)
     held = -(-held // 8) * 8
     smem, threads = smem_bytes(f, problem, device), WARP * warps(f)
-    resident = device.resident_blocks(smem, held, threads)
     tmem = tmem_columns(f, problem) * by_tcgen05(f, problem, device)
-    room = np.where(tmem, device.tmem_columns // np.maximum(tmem, 1), resident)
-    return Resources(smem, held, threads, tmem, np.minimum(resident, room))
+    resident = device.resident_blocks(smem, held, threads, tmem)
+    return Resources(smem, held, threads, tmem, resident)
 
 
 RULES = (

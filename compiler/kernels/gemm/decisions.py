@@ -218,10 +218,7 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
         f.producer_regs == 0, held, device.registers_per_sm // threads // 8 * 8
     )  # a split kernel is launched with an even share of the whole file
     columns = tmem_columns(f, device)
-    by_tmem = np.where(
-        columns > 0, device.tmem_columns // np.maximum(columns, 1), device.blocks_per_sm
-    )
-    resident = np.minimum(device.resident_blocks(smem, launch, threads), by_tmem)
+    resident = device.resident_blocks(smem, launch, threads, columns)
     return Resources(smem, held, threads, columns, resident)
 
 

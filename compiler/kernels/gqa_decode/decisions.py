@@ -183,13 +183,9 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; of the first kernel."""
     held = -(-registers(f, problem) // 8) * 8
     smem, lanes = smem_bytes(f, problem, device), threads(f, device)
-    resident = device.resident_blocks(smem, held, lanes)
-    columns_of_memory = 0 * lanes
-    if device.has_tmem:
-        columns_of_memory = np.where(f.mma == ASYNC, tmem_columns(f, problem), 0)
-        room = device.tmem_columns // np.maximum(columns_of_memory, 1)
-        resident = np.minimum(resident, np.maximum(room, 1))
-    return Resources(smem, held, lanes, columns_of_memory, resident)
+    tmem = np.where((f.mma == ASYNC) & device.has_tmem, tmem_columns(f, problem), 0)
+    resident = device.resident_blocks(smem, held, lanes, tmem)
+    return Resources(smem, held, lanes, tmem, resident)
 
 
 RULES = (

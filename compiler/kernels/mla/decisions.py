@@ -206,9 +206,8 @@ def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     held = np.where(f.warps == SPLIT, device.registers_per_sm // threads(f) // 8 * 8, alike)
     smem = smem_bytes(f, problem, device)
     tmem = np.where(by_tcgen05(f, problem, device), tmem_columns(f, problem), 0)
-    resident = device.resident_blocks(smem, held, threads(f))
-    room = np.where(tmem, device.tmem_columns // np.maximum(tmem, 1), resident)
-    return Resources(smem, held, threads(f), tmem, np.minimum(resident, room))
+    resident = device.resident_blocks(smem, held, threads(f), tmem)
+    return Resources(smem, held, threads(f), tmem, resident)
 
 
 def prefill_resources(f: Fields, problem: Problem, device: Device) -> Resources:
