@@ -13,7 +13,7 @@ import operator
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 Expr = str  # over axis names, integers, + - * // % and min, max
 ALIGNED_WORKSPACE = 256  # bytes, as the driver's own allocations and torch's have
@@ -127,14 +127,7 @@ class RandomParam:
 GENERATOR = "generator"
 RANDOM_STEP = 4  # what offsets of torch's generator are multiples of
 Param = TensorMapParam | PointerParam | ScalarParam | InputParam | PresentParam | RandomParam
-_KINDS: dict[str, type[Param]] = {
-    "tensor_map": TensorMapParam,
-    "pointer": PointerParam,
-    "scalar": ScalarParam,
-    "input": InputParam,
-    "present": PresentParam,
-    "random": RandomParam,
-}
+_KINDS: dict[str, type[Param]] = {made.kind: made for made in get_args(Param)}
 
 
 @dataclass(frozen=True)
