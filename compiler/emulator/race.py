@@ -177,19 +177,7 @@ class Races:
                 return
             shadow.pending = None
             for read in pending:
-                self._remember(shadow, *read, None)
-        self._remember(shadow, granules, masks, access, clocks, at, lanes)
-
-    def _remember(
-        self,
-        shadow: Shadow,
-        granules: Array,
-        masks: Array | None,
-        access: Access,
-        clocks: Actor,
-        at: int,
-        lanes: Lanes | None,
-    ) -> None:
+                self.touch(shadow, *read)
         self.at = at
         if len(access.log) < LOGGED:
             access.log.append((shadow, at, granules, masks))

@@ -138,8 +138,10 @@ class Kernel:
         bins, uniform = self._first_pass(active)
         found, window = self._bounds(bins, active)
         self._second_pass(window)
-        with where(CTA_RANK.eq(0) if self.ctas > 1 else None):
-            self._leader(active, found, window, uniform)
+        with where(CTA_RANK.eq(0) if self.ctas > 1 else None):  # the row's first CTA does the rest
+            search = Threshold(self, found)
+            key, ties = search.alone() if active is None else search.of_both(active)
+            self._draw(search, key, ties, window, uniform)
 
     # -- passes over the row -------------------------------------------------------------------
 
@@ -283,14 +285,6 @@ class Kernel:
             place = self._pick("found", bins, self._goal(active).value)
         found = self._read(place)
         return found, filters.window(found, self.bits, active)
-
-    def _leader(
-        self, active: UInt32 | None, found: UInt32, window: UInt32, uniform: UInt32
-    ) -> None:
-        """The row's first CTA does the rest."""
-        search = Threshold(self, found)
-        key, ties = search.alone() if active is None else search.of_both(active)
-        self._draw(search, key, ties, window, uniform)
 
     # -- the draw ------------------------------------------------------------------------------
 
