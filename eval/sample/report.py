@@ -300,16 +300,14 @@ def _performance(run: Run, sample: Sample) -> str:
     )
     lines.append(f"- {run.floors.gaps(times['median'])}")
     lines += [
-        f"- {named(name, record.disagree)}{_eager(record, name)} in the same run: {us:.2f} us"
+        f"- {named(name, record.disagree)}"
+        f"{f', an {EAGER},' * is_eager_reference(record.definition, name)} in the same run: "
+        f"{us:.2f} us"
         for name, us in record.peers.items()
     ]
     lines.append(f"- checked on {len(record.check['seeds'])} fresh inputs, largest error "
                  f"{record.check['max_error_ratio'] or 0:.2f} of the tolerance")  # fmt: skip
     return "\n".join(lines)
-
-
-def _eager(record: Record, peer: str) -> str:
-    return f", an {EAGER}," if is_eager_reference(record.definition, peer) else ""
 
 
 def _launch_rows(sample: Sample) -> str:

@@ -159,7 +159,10 @@ def speeds(records: Iterable[Record], device: Device = H200) -> dict[str, Speed]
     for name, held in groups.items():
         group = [r for own in held.values() for r in own]
         best = best_records(group)
-        floors = {place: _floors(*place, own, device) for place, own in best.items()}
+        floors = {
+            (n, axes): Floors.of(counted(load(n), dict(axes), timed_on(own[0])), device)
+            for (n, axes), own in best.items()
+        }
         least = {p: min(r.latency_us["median"] for r in own if r.latency_us)
                  for p, own in best.items()}  # fmt: skip
         out[name] = Speed(
@@ -171,12 +174,6 @@ def speeds(records: Iterable[Record], device: Device = H200) -> dict[str, Speed]
             scores=tuple(scored(best, floors)),
         )
     return out
-
-
-def _floors(
-    name: str, axes: Iterable[tuple[str, int]], group: Sequence[Record], device: Device
-) -> Floors:
-    return Floors.of(counted(load(name), dict(axes), timed_on(group[0])), device)
 
 
 def measured(found: Mapping[str, Speed]) -> str:

@@ -138,7 +138,12 @@ def tunings(
         own = {name: at[name] for name in learner.workloads}
         methods = {name: [learner.method(r)] for name, r in own.items()}
         played = evaluate(list(own.values()), methods, few, AT[-1], jobs, CHECKED)
-        stages = stand([methods[r.workload][0] for r in played], played, own, jobs)
+        tasks: list[tuple[TunableMethod, Posted, Sequence[int]]] = [
+            (methods[r.workload][0], Posted.of(own[r.workload]), r.asked[0, :n].tolist())
+            for r in played
+            for n in STAGES
+        ]
+        stages = list(each(_stand, tasks, jobs, "tune", "policy"))
         first = {s.workload: mode(own[s.workload], s.logs) for s in stages if not s.measurements}
         curves = {played[0].method: curve(played, own, first, few)}
         cold = {name: blind(replay) for name, replay in own.items()}
@@ -154,22 +159,8 @@ def tunings(
     return out
 
 
-def stand(
-    methods: Sequence[TunableMethod],
-    played: Sequence[Runs],
-    replays: Mapping[str, Replay],
-    jobs: int,
-) -> list[Stage]:
-    """The policies on their workloads, tuned on what their first runs measured."""
-    tasks: list[tuple[TunableMethod, Posted, Sequence[int]]] = [
-        (method, Posted.of(replays[run.workload]), run.asked[0, :n].tolist())
-        for method, run in zip(methods, played, strict=True)
-        for n in STAGES
-    ]
-    return list(each(_stand, tasks, jobs, "tune", "policy"))
-
-
 def _stand(task: tuple[TunableMethod, Posted, Sequence[int]]) -> Stage:
+    """A policy on its workload, tuned on what its first run measured."""
     method, posted, asked = task
     replay = posted.open()
     times = replay.times[np.asarray(asked, np.int64)]

@@ -117,15 +117,6 @@ def verify(device: Device, seeds: Sequence[int], mutants: int, seed: int, job: J
     )  # fmt: skip
 
 
-def verify_all(
-    jobs: Sequence[Job], device: Device, seeds: Sequence[int], workers: int, *,
-    mutants: int = 0, seed: int = 0,
-) -> list[Verification]:  # fmt: skip
-    """Every job's verification, in order, behind a progress bar."""
-    work = partial(verify, device, tuple(seeds), mutants, seed)
-    return list(each(work, jobs, workers, f"verify for {device.arch}"))
-
-
 # -- the result -----------------------------------------------------------------------------------
 
 COLUMNS = (
@@ -354,10 +345,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(given)
 
     def work(device: Device) -> Summary:
-        jobs, seeds = drawn(args, device, args.samples), range(args.schedules)
-        return summarise(
-            verify_all(jobs, device, seeds, args.jobs, mutants=args.mutants, seed=args.seed)
-        )
+        one = partial(verify, device, tuple(range(args.schedules)), args.mutants, args.seed)
+        jobs = drawn(args, device, args.samples)
+        return summarise(list(each(one, jobs, args.jobs, f"verify for {device.arch}")))
 
     whole = results.read(args.renew) if args.renew else None
     if whole is not None:
