@@ -76,7 +76,12 @@ def prepare(
     breaks a rule, SpecError, HazardError.
     """
     maker = maker or family(strategy.family)
-    _refuse_illegal(maker.wide.refusals(problem, strategy, device), strategy, problem, device)
+    if refusals := maker.wide.refusals(problem, strategy, device):
+        axes = " ".join(f"{k}={v}" for k, v in problem.axes)
+        raise IllegalStrategy(
+            f"strategy {strategy.key} for {problem.definition} ({axes}) on {device.name}: "
+            + "; ".join(refusals)
+        )
     kernel = maker.build(problem, strategy, device)
     checks = [*validate(kernel, maker.trips(problem, strategy, device), device)]
     launch = maker.launch(problem, strategy, device)
@@ -116,17 +121,6 @@ def techniques(kernel: Statement) -> tuple[str, ...]:
             claimed = atom(node.arg.atom).sass
             found.update(claimed(node) if callable(claimed) else claimed)
     return tuple(sorted(found))
-
-
-def _refuse_illegal(
-    refusals: Sequence[str], strategy: Strategy, problem: Problem, device: Device
-) -> None:
-    if refusals:
-        axes = " ".join(f"{k}={v}" for k, v in problem.axes)
-        raise IllegalStrategy(
-            f"strategy {strategy.key} for {problem.definition} ({axes}) on {device.name}: "
-            + "; ".join(refusals)
-        )
 
 
 def compile_many(

@@ -239,9 +239,10 @@ def _origins(run: Run) -> str:
 
 def kernel_markdown(run: Run, sample: Sample, position: int) -> str:
     """rank-NN-KEY.report.md: one kernel, decision by decision."""
+    choices = [(d.name, _choice(run, sample, d.name), d.doc) for d in run.family.decisions]
     sections = [
         f"# {run.title}: rank {position}, strategy {sample.key}",
-        "## Strategy\n\n" + _strategy_rows(run, sample),
+        "## Strategy\n\n" + markdown(("decision", "choice", "meaning"), choices, left=3),
         "## Derived\n\n" + _derived_rows(run, sample),
         "## Performance\n\n" + _performance(run, sample),
         "## Launch\n\n" + _launch_rows(sample),
@@ -255,11 +256,6 @@ def kernel_markdown(run: Run, sample: Sample, position: int) -> str:
 def _validated(sample: Sample) -> list[str]:
     emulated = "no" if sample.emulation is None else str(sample.emulation)
     return [*sample.kernel.checks, f"emulated: {emulated}"]
-
-
-def _strategy_rows(run: Run, sample: Sample) -> str:
-    rows = [(d.name, _choice(run, sample, d.name), d.doc) for d in run.family.decisions]
-    return markdown(("decision", "choice", "meaning"), rows, left=3)
 
 
 def _derived_rows(run: Run, sample: Sample) -> str:

@@ -32,9 +32,9 @@ from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.processes import each
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.observations import Observations, read_observed
-from ptxflow.env.surrogate import Ensemble, Surrogate
+from ptxflow.env.surrogate import Surrogate
 from ptxflow.env.surrogate_file import read
-from ptxflow.env.surrogate_fit import FitConfig, Table, solve, table
+from ptxflow.env.surrogate_fit import FitConfig, solve, table
 from ptxflow.env.tasks.arguments import find_device, parse_axes, positive_int
 
 Array = NDArray[np.float64]
@@ -103,14 +103,10 @@ def cross_fit(
     fits = each(partial(solve, config=config), parts, jobs, "fit", "fold")
     for fold, ensemble in zip(folds, fits, strict=True):
         for i in fold:
-            out[i] = _predict(ensemble, rows, observed[i], i)
+            held = rows.workload == i
+            mean, std = ensemble.correction(rows.x[held])
+            out[i] = Prediction(np.log(observed[i].seconds) - rows.residual[held] + mean, std)
     return out
-
-
-def _predict(ensemble: Ensemble, rows: Table, observed: Observations, workload: int) -> Prediction:
-    held = rows.workload == workload
-    mean, std = ensemble.correction(rows.x[held])
-    return Prediction(np.log(observed.seconds) - rows.residual[held] + mean, std)
 
 
 def modelled(observed: Observations) -> Prediction:

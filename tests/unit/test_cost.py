@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ptxflow.compiler.device import B200, DEVICES, H200, Device
-from ptxflow.compiler.family import Demand, Fields, Problem, Strategy
+from ptxflow.compiler.family import Demand, Fields, Strategy
 from ptxflow.env.cost import attainable_tflops, derived, model_tflops, rates, seconds, sm_cycles
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
@@ -235,10 +235,6 @@ def modelled_us(space: Space, fields: Fields) -> NDArray[np.float64]:
     return np.asarray(space.problem.flops / tflops / 1e6)
 
 
-def attainable_us(problem: Problem, device: Device) -> float:
-    return problem.flops / attainable_tflops(problem, device) / 1e6
-
-
 @pytest.mark.parametrize("name, batch", [*BEST_US, ("rmsnorm_h4096", 1), ("rmsnorm_h4096", 513)])
 def test_the_best_is_near_the_roofline_and_takes_as_long_as_on_an_h200(
     name: str, batch: int
@@ -246,7 +242,7 @@ def test_the_best_is_near_the_roofline_and_takes_as_long_as_on_an_h200(
     for device in DEVICES.values():
         space = space_of(name, batch, device)
         us = modelled_us(space, space.fields())
-        least = attainable_us(space.problem, device)
+        least = space.problem.flops / attainable_tflops(space.problem, device) / 1e6
         assert np.isfinite(us).all() and least <= us.min() < 1.5 * least
         if device is H200 and (name, batch) in BEST_US:
             assert float(us.min()) == pytest.approx(BEST_US[name, batch], rel=0.1)
