@@ -8,7 +8,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.dsa_indexer import blackwell, cost, decisions, hopper
-from ptxflow.compiler.kernels.dsa_indexer.problem import SCHEMA, accepts
+from ptxflow.compiler.kernels.dsa_indexer.problem import SCHEMA
 from ptxflow.compiler.kernels.dsa_indexer.score import ENTRY, SCORES
 from ptxflow.compiler.kernels.dsa_indexer.select import ENTRY as SELECT
 from ptxflow.compiler.kernels.dsa_indexer.select import VECTOR, Select
@@ -113,5 +113,5 @@ DSA_INDEXER = Family.of(
     decisions,
     cost,
     Kernels(build, trips, launch, trial, trials),
-    accepts=accepts,
+    accepts=lambda inputs: "k_index_cache_fp8" in inputs,
 )

@@ -27,11 +27,6 @@ MAX_BYTES = 2**35  # of the cache: kernels count it by 16 bytes in 31 bits
 MAX_SCORES = 2**32 - 1  # kernels count them in 32 bits
 
 
-def accepts(inputs: Collection[str]) -> bool:
-    """Whether a definition of sparse attention asks for indices."""
-    return "k_index_cache_fp8" in inputs
-
-
 def tokens(axes: Axes) -> int:
     """Tokens of all sequences, at the most that there are pages for."""
     pages = min(axes["num_pages"], axes["batch_size"] * axes["max_num_pages"])

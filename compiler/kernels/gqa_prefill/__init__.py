@@ -22,7 +22,7 @@ from ptxflow.compiler.kernels.gqa_prefill import blackwell, cost, decisions, hop
 from ptxflow.compiler.kernels.gqa_prefill.block import ENTRY
 from ptxflow.compiler.kernels.gqa_prefill.epilogue import LINES
 from ptxflow.compiler.kernels.gqa_prefill.merge import Merge
-from ptxflow.compiler.kernels.gqa_prefill.problem import SCHEMA, accepts
+from ptxflow.compiler.kernels.gqa_prefill.problem import SCHEMA
 from ptxflow.compiler.kernels.gqa_prefill.schedule import PARTIAL
 from ptxflow.compiler.kernels.gqa_prefill.wide import WIDE
 
@@ -195,6 +195,6 @@ GQA_PREFILL = Family.of(
     cost,
     Kernels(build, trips, lambda p, s, d: kernel(p, s, d).launch(), trial, trials),
     revise=revise,
-    accepts=accepts,
+    accepts=lambda inputs: "qo_indptr" in inputs,
     more=WIDE,
 )

@@ -36,11 +36,6 @@ ELEMENT = 2  # bytes
 MAX_INDEX = 2**32 - 1  # of elements and rows, which kernels count in 32 bits
 
 
-def accepts(inputs: Collection[str]) -> bool:
-    """Whether a definition of attention packs its queries."""
-    return "qo_indptr" in inputs
-
-
 def sequences(axes: Axes) -> int:
     return axes["len_indptr"] - 1
 
