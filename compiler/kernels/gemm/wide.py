@@ -57,24 +57,12 @@ def _registers(f: Fields, p: Problem, d: Device) -> Any:
     return few | listed.suffice(f, p, d)
 
 
-def _four(f: Fields, p: Problem, d: Device) -> Any:
-    """Whether what four warpgroups begin with holds their accumulators."""
-    return (
-        (f.consumers < 3) | (f.warp_specialized == 0) | (listed.accumulators(f, d) <= HELD_BY_FOUR)
-    )
-
-
 def _swapped(f: Fields, p: Problem, d: Device) -> Any:
     """Whether swapped tiles are stored from registers, or by wgmma's warpgroups transposed into
     shared memory: whole, or a block at a time of several."""
     several = f.tile_m * listed.tiles_at_once(f) // f.consumers > SWAPPED_BLOCK
     staged = (not d.has_tmem) & (f.tile_n >= 16) & ((f.epilogue == TMA) | several)
     return (f.swap == 0) | (f.epilogue == DIRECT) | staged
-
-
-def _unfinished(f: Fields, p: Problem, d: Device) -> Any:
-    """Whether warps may finish every step: those of wgmma that do not load."""
-    return (f.in_flight == 1) | ((not d.has_tmem) & (f.warp_specialized == 1))
 
 
 def _walked(f: Fields, p: Problem, d: Device) -> Any:
@@ -115,12 +103,16 @@ RULES = (
     rule(
         f"four warpgroups begin with 128 registers, which hold {HELD_BY_FOUR} accumulators",
         "tile_m tile_n consumers schedule warp_specialized",
-        _four,
+        lambda f, p, d: (
+            (f.consumers < 3)
+            | (f.warp_specialized == 0)
+            | (listed.accumulators(f, d) <= HELD_BY_FOUR)
+        ),
     ),
     rule(
         "no step is left unfinished by warps of wgmma that do not load",
         "warp_specialized in_flight",
-        _unfinished,
+        lambda f, p, d: (f.in_flight == 1) | ((not d.has_tmem) & (f.warp_specialized == 1)),
     ),
     rule(
         "a grid is even where it is persistent",
