@@ -87,12 +87,6 @@ def drawn(ranges: Ranges, count: int, seed: int, known: Sequence[Sizes]) -> list
     return found
 
 
-def looked_at(manifest: Manifest, ranges: Ranges) -> list[Sizes]:
-    """The sizes that the library was chosen by."""
-    rows = (row for m in manifest.members for row in m.provenance.get("us", ()))
-    return [{n: row[n] for n in ranges.free} for row in rows]
-
-
 @dataclass(frozen=True)
 class Judgement:
     """A library, what chooses candidates for its definition, and where these are kept."""
@@ -213,7 +207,9 @@ def run(args: argparse.Namespace) -> int:
     assert looks is not None
     judged = Judgement(manifest, ready, State(looks, ready.digest))
     ranges = ready.judge.ranges
-    sizes = drawn(ranges, args.sizes, args.seed, looked_at(manifest, ranges))
+    looked_at = (row for m in manifest.members for row in m.provenance.get("us", ()))
+    known = [{n: row[n] for n in ranges.free} for row in looked_at]
+    sizes = drawn(ranges, args.sizes, args.seed, known)
     asked = [judged.candidates(place) for place in tqdm(sizes, desc="look", unit="size")]
     if args.measure == "no":
         print(f"the candidates of {len(sizes)} sizes are in {looks}")

@@ -35,8 +35,10 @@ def mutated(summaries: Sequence[Summary]) -> str:
     names = [s["device"] for s in summaries]
     heads = [f"{name} {verdict}" for name in names for verdict in _SHOWN]
     reasons = sorted({why for s in summaries for why in s["equivalent"]})
+    of = ((s, {**s.get("families", {}), "all": s}) for s in summaries)
+    rows = ((s["device"], name, row) for s, each in of for name, row in each.items())
     parts = [
-        markdown(TOTALS, [row for s in summaries for row in _totals(s)], None),
+        markdown(TOTALS, [_total(*row) for row in rows], None),
         markdown(["operator", *heads], _by_operator(summaries), None),
         markdown(
             ["why equivalent", *names],
@@ -56,12 +58,6 @@ TOTALS = (
     "of these by a fault or hazard", "equivalent", "survived", "equivalent but refused",
     "equivalent but WRONG", "validator s", "emulator s",
 )  # fmt: skip
-
-
-def _totals(summary: Summary) -> list[Row]:
-    """A row for each family of a device, where the result has them, and one for all."""
-    rows = {**summary.get("families", {}), "all": summary}
-    return [_total(summary["device"], name, row) for name, row in rows.items()]
 
 
 def _total(device: str, name: str, row: Summary) -> Row:
