@@ -148,6 +148,12 @@ def differences(
             wrong &= numbers | partly.get(name, False)
         if count := int(wrong.sum()):
             return f"{count} of {found.size} elements of {name} differ"
+    for name, (weights, room) in case.slopes.items():
+        whole = changed(tensors[name], case.tensors[name]).reshape(weights.shape).all(-1)
+        slope = (weights * plain(tensors[name]).reshape(weights.shape)).sum(-1)
+        if (wrong := whole & (abs(slope - weights.any(-1)) > room)).any():
+            factor = float(slope[wrong][0])
+            return f"{wrong.sum()} of {wrong.size} segments of {name} differ, by {factor:.3f} times"
     return ""
 
 

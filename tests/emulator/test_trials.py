@@ -25,6 +25,7 @@ from ptxflow.eval.verify.results import read
 from ptxflow.eval.verify.strategies import main, table
 from ptxflow.eval.verify.trials import Attempt, Outcome, attempt
 from ptxflow.eval.verify.value_mutants import candidates
+from tests.families import moe
 from tests.families.gemm import CASES, problem_for
 
 
@@ -127,6 +128,17 @@ def test_a_number_that_is_none_is_told_from_what_was_there(dtype: str) -> None:
     left = case.tensors["C"].copy()
     left[0, 0] = stored(np.full(1, np.nan), dtype)[0]
     assert trials.differences(case, {"C": left}, {}).startswith("1 of ")
+
+
+def test_a_factor_within_the_rounding_of_each_element_shows() -> None:
+    """7% in the slopes of segments."""
+    case = case_of(family("moe").trial(moe.problem(), moe.strategy(), DEVICES["h200"]).problem)
+    low, high = case.expected["output"]
+    sound = np.where(np.isfinite(low), (low + high) / 2, 0)
+    for factor, wrong in ((1.0, ""), (1.07, "segments of output differ")):
+        left = stored(np.clip(factor * sound, low, high), "bfloat16")
+        assert wrong in trials.differences(case, {"output": left})
+        assert bool(wrong) == bool(trials.differences(case, {"output": left}))
 
 
 ASKED = ["--definition", "gemm_n128_k2048", "--axes", "M=17", "--jobs", "1", "--device", "h200"]

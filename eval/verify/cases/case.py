@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,15 @@ class Case:
     """Inputs and poisoned outputs by name; of each output the least and the greatest right values.
 
     `arguments` are what the launch takes besides tensors. An optional tensor may be missing.
+    `slopes`: of an output, in segments of its last dimension, weights [..., segments, width] and
+    how far their sums may be from 1, or from 0 where all weights are. What changes all elements by
+    a factor that is within the rounding of each shows there.
     """
 
     tensors: Tensors
     expected: Mapping[str, tuple[Values, Values]]
     arguments: Arguments = NO_ARGUMENTS
+    slopes: Mapping[str, tuple[Values, Values]] = field(default_factory=dict)
 
 
 def stored(values: Values, dtype: str) -> NDArray[np.generic]:

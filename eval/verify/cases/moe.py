@@ -2,7 +2,8 @@
 
 Outputs are computed in float64. Kernels round what lies between the products to float8 again, with
 a scale for some of its columns: errors of a row's entries are independent and uniform within half
-an ulp, ROUNDING of them in the mean; they add up in quadrature, and DEVIATIONS of that are allowed.
+an ulp, ROUNDING of them in the mean; they add up in quadrature, and DEVIATIONS of that are allowed,
+of an output and of the factor that SEGMENT of them have in common.
 Scales differ by a factor of up to 16 from block to block, so that a wrong one shows.
 """
 
@@ -20,6 +21,7 @@ from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, poisoned, stored
 
 BLOCK, GROUPS, KEPT_GROUPS, CHOSEN = 128, 8, 4, 8
+SEGMENT = 64  # outputs of a token
 GROUP, LANE_EXPERTS = 32, 8  # experts
 ROUNDING, DEVIATIONS = 0.036, 6.0
 FACTOR = 2.5  # routed_scaling_factor
@@ -62,9 +64,9 @@ def case(problem: Problem, seed: int = 0, routing: str = SPREAD, offset: int | N
         / np.float32(inner**0.5),
         "output": poisoned((tokens, hidden), "bfloat16"),
     }
-    expected = {"output": _expected(tensors, first)}
+    bounds, slopes = _expected(tensors, first)
     scalars = {"local_expert_offset": first, "routed_scaling_factor": FACTOR}
-    return Case(tensors, expected, Arguments(scalars))
+    return Case(tensors, {"output": bounds}, Arguments(scalars), {"output": slopes})
 
 
 def _values(rng: np.random.Generator, *shape: int) -> Values:
@@ -220,13 +222,13 @@ def _wide(values: Values, scales: Values) -> Values:
     )
 
 
-def _expected(tensors: Tensors, first: int) -> tuple[Values, Values]:
-    """The least and the greatest right outputs."""
+def _expected(tensors: Tensors, first: int) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
+    """The least and the greatest right outputs, and their slopes."""
     t: dict[str, Any] = dict(tensors)
     share = shares(t["routing_logits"], plain(t["routing_bias"]))
     x = _wide(t["hidden_states"], t["hidden_states_scale"].T)
-    out = np.zeros(x.shape)
-    error = np.zeros(x.shape)  # squared
+    out, error, halves = np.zeros((3, *x.shape))  # squares of errors: of float8, of bfloat16
+    parts = []
     for local in range(len(t["gemm1_weights"])):
         if not 0 <= first + local < share.shape[1]:
             continue
@@ -235,10 +237,18 @@ def _expected(tensors: Tensors, first: int) -> tuple[Values, Values]:
         up = _wide(t["gemm1_weights"][local], t["gemm1_weights_scale"][local])
         down = _wide(t["gemm2_weights"][local], t["gemm2_weights_scale"][local])
         linear, gate = np.split(x[mine] @ up.T, 2, -1)
-        h = linear * gate / (1 + np.exp(-gate))
-        part = weight[mine, None] * (h @ down.T)
+        h = weight[mine, None] * linear * gate / (1 + np.exp(-gate))
+        part = h @ down.T
         out[mine] += part
-        error[mine] += weight[mine, None] ** 2 * ((ROUNDING * h) ** 2 @ (down**2).T)
-        error[mine] += (2.0**-9 * part) ** 2  # an expert's outputs may be stored as bfloat16
-    room = DEVIATIONS * np.sqrt(error) + 2.0**-12 * np.abs(out)
-    return ends(out, room, "bfloat16")
+        error[mine] += (ROUNDING * h) ** 2 @ (down**2).T
+        halves[mine] += (2.0**-9 * part) ** 2  # an expert's outputs may be stored as bfloat16
+        parts.append((mine, h, down.reshape(-1, SEGMENT, down.shape[-1])))
+    lines = out.reshape(len(out), -1, SEGMENT)
+    lengths = (lines**2).sum(-1, keepdims=True)
+    weights = np.divide(lines, lengths, out=np.zeros_like(lines), where=lengths > 0)
+    spread = (weights**2 * (halves + (2.0**-9 * out) ** 2).reshape(lines.shape)).sum(-1)
+    for mine, h, down in parts:
+        pulls = np.einsum("tsw,swi->tsi", weights[mine], down, optimize=True)
+        spread[mine] += ((ROUNDING * h[:, None] * pulls) ** 2).sum(-1)
+    room = DEVIATIONS * np.sqrt(error + halves) + 2.0**-12 * np.abs(out)
+    return ends(out, room, "bfloat16"), (weights, DEVIATIONS * np.sqrt(spread) + 2.0**-12)
