@@ -225,8 +225,8 @@ def init(line: Line) -> Step:
         if offset in w.cta.barriers:
             where = w.cta.barriers[offset].where
             w.cta.machine.hazard(line.ins.line, f"initialises {where} again, with no inval")
-        touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
         w.unit(Order).barriers.append(w.cta.init_barrier(offset, n, present(w, "w")))
+        touch_bytes(w, w.cta.shared.shadow, offset, 8, "w")
 
     return per_lane(one, line.address(0), line.read(1, 32))
 

@@ -186,13 +186,14 @@ def test_peers_exchange(execute: Execute, seed: int) -> None:
         ("[%r10], 512;", "[%r10], 1024;", r"(?s)deadlock.* 512 bytes outstanding"),
         ("[%r10], 512;", "[%r10], 256;", "256 bytes came that no expect_tx announced"),
         ("    mbarrier.init.shared::cta.b64 [%r10], 1;\n", "", "no mbarrier was initialised"),
+        ("init.shared::cta.b64 [%r10],", "init.shared::cta.b64 [%r10+8192],", "outside 0x"),
         (WAIT, "", "never written|still in flight"),
         ("mapa.shared::cluster.u32 %r5, %r10, %r2;", "mov.u32 %r5, %r10;", "the data is not"),
         ("[%r4], {", "[%r4+2048], {", "outside shared memory"),
         ("%r5, %r10, %r2;", "%r5, %r10, 2;", "rank 2 is outside"),
     ],
     ids=["misaligned", "too many bytes expected", "too few bytes expected", "not initialised",
-         "no wait", "mbarrier in another CTA", "out of bounds", "no such CTA"],
+         "init outside", "no wait", "mbarrier in another CTA", "out of bounds", "no such CTA"],
 )  # fmt: skip
 def test_planted_faults(execute: Execute, old: str, new: str, says: str) -> None:
     with pytest.raises(Fault, match=says):
