@@ -47,7 +47,6 @@ from tests.families import (
     gqa_prefill,
     mla,
     moe,
-    sampling,
 )
 
 H200 = DEVICES["h200"]
@@ -229,6 +228,10 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
         )
         for name, which in (("with keys", 0), ("without", 30))
     },
+    "of the last score chosen, low bits beside a position's": (
+        dsa_indexer.problem(), dsa_indexer.strategy(bits=12), "1 to 2 in shr in value",
+        "select.py:323", 0,
+    ),
     "rows of tiles, for a last one with one row": (
         gemm.problem(34, 128, 2048), gemm.swapped(tile_n=32), "32 to 33 in div in c1",
         "tma_load(a, B_map", 0,
@@ -282,7 +285,7 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
     ),
     "the last part of a later sequence": (
         mla.problem(prefill=True), mla.wgmma(parts=8, sum_chunks=2),
-        "c_q_begin to c_q_which in sub in index", "ld_global(c_sums0_0_", 0,
+        "c_q_begin to c_q_which in sub in index", "ld_global_coherent(c_sums0_0_", 0,
     ),
     **{
         f"values of another turn: {change}": (
@@ -323,16 +326,12 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
     },
     "the part behind the last, of the first sequence": (
         mla.problem(prefill=True), mla.prefill(queries=1, parts=2, tile=32),
-        "c_q_begin to c_q_which in add in index", "ld_global(c_sums", 0,
+        "c_q_begin to c_q_which in add in index", "ld_global_coherent(c_sums", 0,
     ),
     "a full tile's columns behind the first tile": (
         gemm.problem(512, 4096), gemm.strategy(
             tile_m=64, tile_n=96, consumers=1, tile_k=32, cluster="1x2", epilogue="direct"
         ), "2 to 3 in mul in index", "st_global(C, C, out", -4,
-    ),
-    "a draw without the equals in one place of lanes": (
-        sampling.problem(16384), sampling.strategy(ctas=1, residency="reread", unroll=4),
-        "or's left operand alone in inside", "draw.py:117", 0,
     ),
 }  # fmt: skip
 

@@ -26,8 +26,9 @@ SCALES = (0.5, 1.0, 2.0, 4.0, -1.0)
 FEW = 5
 BEYOND = 2.0
 ZEROS = 1 / 16  # of the tokens of a sequence of negative scores
-#: scores of others, and of nearly all that a list has room for: no digit alike, one, or two
-LONELY, CROWD, BEST = 0.5, (1.0, 1 + 2.0**-4), 1 + 2.0**-4 + 2.0**-20
+#: scores of others, and of nearly all that a list has room for, whose low bits are not all 0: no
+#: digit alike, one, or two
+LONELY, CROWD, BEST = 0.5, (1.0, 1 + 2.0**-4 + 5 * 2.0**-23), 1 + 2.0**-4 + 2.0**-20
 LANE, WARP = 4, 128  # tokens that one loads at a time
 STEPS = (1.0, 1 << 20), (1.5, 7), (1.875, 5)  # scores, of quarters of what is chosen
 
