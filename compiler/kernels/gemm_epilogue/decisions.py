@@ -18,10 +18,13 @@ EACH = 16  # registers of a tensor that the epilogue reads: words, and what beco
 def fits(f: Fields, problem: Problem, device: Device) -> Any:
     """Whether a consumer thread has registers for accumulators and what the epilogue reads; in
     swapped tiles a word of that is one element, and its address another register; and so is that of
-    what is stored, which ptxas spills 4 bytes of where there are 128 accumulators."""
+    what is stored, which ptxas spills 4 bytes of where there are 128 accumulators, and where 192
+    columns have a bias."""
     stored = (f.epilogue == gemm.DIRECT) & (gemm.accumulators(f, device) >= 128)
     swapped = 2 * EACH + 2 * EACH * stored
-    beside = np.where(f.swap == 1, swapped, EACH // 2 * f.persistent) * gemm.on_hopper(device)
+    wide = stored & (f.tile_n >= 192) & ("bias" in inputs(problem))
+    beside = np.where(f.swap == 1, swapped, EACH // 2 * np.maximum(f.persistent, wide))
+    beside = beside * gemm.on_hopper(device)
     needed = gemm.registers_needed(f, device) + EACH * len(inputs(problem)) + beside
     return needed <= gemm.register_limit(f, device)
 
