@@ -324,6 +324,14 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
         )
         for which, name in enumerate(("before a sequence", "of all tiles"))
     },
+    "a tile of keys of a sequence a key short of one": (
+        gqa_prefill.problem(), gqa_prefill.strategy(), "64 to 63 in div", "first, everywhere", 0
+    ),
+    "a tile of keys of a sequence in one part": (
+        gqa_prefill.problem(),
+        gqa_prefill.strategy(consumers=1, share=2, parts=3, least=4, query_box="tile"),
+        "64 to 63 in div", "stop, everywhere", 0,
+    ),
     "the part behind the last, of the first sequence": (
         mla.problem(prefill=True), mla.prefill(queries=1, parts=2, tile=32),
         "c_q_begin to c_q_which in add in index", "ld_global_coherent(c_sums", 0,
@@ -349,7 +357,7 @@ def test_what_a_boundary_hides_is_found(name: str, monkeypatch: pytest.MonkeyPat
             mutant
             for kernel in kernels_of(whole)
             for c in candidates(kernel)
-            if c.path is not None and change in c.change
+            if (c.path is None) == ("everywhere" in statement) and change in c.change
             if statement in str(mutant := c.of(kernel))
         ]
         if not found:

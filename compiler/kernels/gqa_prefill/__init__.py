@@ -147,9 +147,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     whole tile's queries and one a query short of that, of which a tile sees one tile of keys
     and the next more; less than a tile's queries, of which the last sees full tiles of keys; no
     key at all; many sequences behind one, few of which have tokens, and whose look-up takes
-    several steps; sequences, with keys and without, whose last rows are those of each store of
-    a warp; a full tile that sees one key more than fill a ring; a ring beyond its 32nd turn;
-    all parts. Of some blocks an odd number, so that they are of all heads.
+    several steps, one a key short of a tile or page, one of a part's keys; sequences, with keys
+    and without, whose last rows are those of each store of a warp; a full tile that sees one key
+    more than fill a ring; its 32nd turn; all parts. Of some blocks an odd number: of all heads.
     """
     k = kernel(p, s, device)
     group, tile, asked = k.heads // k.kv_heads, k.tile_kv, k.tokens
@@ -167,6 +167,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     rows = max(1, LINES // k.share) * stores * (stores + 1) // 2
     held = whole + ring
     held += max(0, 5 * k.page // 8 - held % max(1, k.page))  # more than half of a last page
+    many = [(2, 3) if i % 8 == 1 else (0, i % 8 // 7) for i in range(34)]
+    many[30], many[33] = (2, max(tile, k.page) - 1), (2, k.least * tile)
     # the first queries see two tiles of the last part that need a mask
     cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - asked // 2
     sizes = (
@@ -174,7 +176,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         rows_of(p, (asked, 0), (3 * asked - 1, tile + asked - 1), (2 * asked, held), (short, full)),
         Size(sized(p, 1, 2 * asked, turns * ring + 1), None, (*begun, 7)),
         size(3, 3 * asked + 6, 5),
-        rows_of(p, (asked, 0), *((2, 3) if i % 8 == 1 else (0, i % 8 // 7) for i in range(34))),
+        rows_of(p, (asked, 0), *many),
         size(stores, rows, 60),
         Size(sized(p, stores, rows, 1)),
         size(1, 2, 34 * s.stages * tile, (1,)),

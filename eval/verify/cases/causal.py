@@ -55,6 +55,7 @@ def _gqa(
     if "total_q" in axes:
         tensors["qo_indptr"] = attention.bounds_of(given.queries).astype(np.int32)
     if "total_kv" in axes:
+        v[np.repeat(given.queries == 0, given.keys)] = np.inf  # which nobody sees
         tensors |= {"k": stored(k, problem.dtype), "v": stored(v, problem.dtype)}
         tensors["kv_indptr"] = attention.bounds_of(given.keys).astype(np.int32)
     else:
