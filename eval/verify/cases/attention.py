@@ -287,7 +287,7 @@ def complete(
     q [rows, heads, d], keys [tokens, kv_heads, d], values [tokens, kv_heads, dv], in float64. Where
     a query sees no key the output is 0 and lse -inf.
     """
-    heads, share = q.shape[1], q.shape[1] // keys.shape[1]
+    share = q.shape[1] // keys.shape[1]
     output = np.zeros((*q.shape[:2], values.shape[-1]))
     lse = np.full(q.shape[:2], -np.inf)
     output_error, lse_error = np.zeros_like(output), np.zeros(lse.shape)
@@ -300,10 +300,9 @@ def complete(
                 before = np.arange(seen)
                 own = tokens[b] + before[sees(seen - 1, before, int(count), int(given.keys[b]))]
                 seen = len(own)
-            for h in range(heads if seen > 0 else 0):
-                at = (rows[b] + i, h)
-                k, v = keys[own, h // share], values[own, h // share]
-                found = _row(q[at], k, v, scale, PROBABILITY_ERROR[problem.dtype])
+            for h in range(keys.shape[1] if seen > 0 else 0):
+                at = rows[b] + i, slice(h * share, (h + 1) * share)
+                found = _heads(q[at], keys[own, h], values[own, h], scale, problem.dtype)
                 output[at], lse[at], output_error[at], lse_error[at] = found
     tensors["output"] = poisoned(output.shape, problem.dtype)
     tensors["lse"] = poisoned(lse.shape, "float32")
@@ -312,22 +311,23 @@ def complete(
     return Case(tensors, bounds, Arguments({"sm_scale": scale}))
 
 
-def _row(q: Values, k: Values, v: Values, scale: float, rounding: tuple[float, float]) -> Any:
-    """Output and base-2 lse of one query and head, and how far each may be off.
+def _heads(q: Values, k: Values, v: Values, scale: float, dtype: str) -> Any:
+    """Outputs [heads, dv] and base-2 lse [heads] of a query, of heads that share a key's, and how
+    far each may be off.
 
     Scores are sums of float32, their powers of two an exponential's error off; the weights that
     meet the values are rounded once more, unless they are all 1, which every type has.
     """
-    bits = scale * LOG2E * (k @ q)
-    row_max = bits.max()
+    bits = scale * LOG2E * (q @ k.T)
+    row_max = bits.max(1, keepdims=True)
     probs = np.exp2(bits - row_max)
-    row_sum = probs.sum()
-    dot = len(q) * SUM_ERROR * abs(scale) * LOG2E * (np.abs(k) @ np.abs(q))
+    row_sum = probs.sum(1, keepdims=True)
+    dot = q.shape[1] * SUM_ERROR * abs(scale) * LOG2E * (np.abs(q) @ np.abs(k).T)
     off = POWER_ERROR + (dot + 4 * SUM_ERROR * (np.abs(bits) + abs(row_max))) / LOG2E
-    off = off + (len(k) + len(q)) * SUM_ERROR
-    of_sum = (probs * off).sum() / row_sum
-    relative, absolute = rounding if q.any() else (0.0, 0.0)
+    off = off + (len(k) + q.shape[1]) * SUM_ERROR
+    of_sum = (probs * off).sum(1, keepdims=True) / row_sum
+    relative, absolute = (x * q.any(1, keepdims=True) for x in PROBABILITY_ERROR[dtype])
     error = (probs * (off + relative) + absolute) @ np.abs(v) / row_sum
-    output, lse = probs @ v / row_sum, row_max + math.log2(row_sum)
+    output, lse = probs @ v / row_sum, row_max + np.log2(row_sum)
     lse_error = of_sum * LOG2E + 8 * SUM_ERROR * (1 + abs(lse) + abs(row_max))
-    return output, lse, error + np.abs(output) * of_sum, lse_error
+    return output, lse[:, 0], error + np.abs(output) * of_sum, lse_error[:, 0]
