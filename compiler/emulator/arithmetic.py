@@ -78,34 +78,20 @@ def of_floats(
 ) -> Step:
     """A whole instruction on floats: `compute` is given the sources' values."""
 
-    widths, write, reads = [f.width for f in sources], target.writer, [f.reader for f in sources]
-    if len(reads) == 1:
-        only = reads[0]
-        return line.result(target.width, widths, lambda a: write(compute(only(a))))
-    if len(reads) == 2:
-        x, y = reads
-        return line.result(target.width, widths, lambda a, b: write(compute(x(a), y(b))))
-
     def on_words(*words: Value) -> Array:
-        return write(compute(*(read(w) for read, w in zip(reads, words, strict=True))))
+        return target.words(compute(*[f.values(w) for f, w in zip(sources, words, strict=True)]))
 
-    return line.result(target.width, widths, on_words)
-
-
-def _add(kind: str) -> Callable[[Array, Array], Array]:
-    return add_to_odd if kind in ("f16", "bf16") else np.add
+    widths = [f.width for f in sources]
+    return line.result(target.width, widths, on_words, many=True)
 
 
 @operation(rf"(add|sub|mul)(?:\.rn)?(\.ftz)?(\.sat)?\.{_TYPE}")
 def float_binary(line: Line) -> Step:
     """PTX ISA 9.7.3.3 to 9.7.3.5 (f32, f32x2, f64), 9.7.4.1 to 9.7.4.3 (half precision)."""
     what, ftz, bound, kind, x2 = line.match.groups()
-    fmt, add = _format(line, kind, x2, ftz, bound), _add(kind)
-    computes: dict[str, Callable[[Any, Any], Any]] = {
-        "add": add,
-        "sub": lambda a, b: add(a, -b),
-        "mul": np.multiply,
-    }
+    fmt = _format(line, kind, x2, ftz, bound)
+    add: Any = add_to_odd if kind in ("f16", "bf16") else np.add
+    computes = {"add": add, "sub": lambda a, b: add(a, -b), "mul": np.multiply}
     compute = computes[what]
     step = of_floats(line, fmt, (fmt, fmt), lambda a, b: bounded(compute(a, b), bound))
     return _by_halves(line, fmt, step)

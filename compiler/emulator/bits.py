@@ -13,11 +13,11 @@ from ptxflow.compiler.emulator.warp import Step, Warp
 
 
 def elementwise(line: Line, out: int, inputs: tuple[int, ...], compute: Callable[..., Any]) -> Step:
-    """`compute` on unsigned vectors of 32, one for each source operand."""
+    """`compute` on unsigned vectors of 32, one for each source operand; of numbers, a number."""
 
-    def on_vectors(*values: Value) -> Array:
-        held = map(Warp.vector, values, inputs)
-        return np.asarray(compute(*held).astype(DTYPES[out]))
+    def on_vectors(*values: Value) -> Value:
+        found = compute(*map(Warp.vector, values, inputs)).astype(DTYPES[out])
+        return found if any(v.__class__ is np.ndarray for v in values) else found[0].item()
 
     return line.result(out, inputs, on_vectors)
 

@@ -134,7 +134,8 @@ class Boundaries:
             if apart.__class__ is not np.ndarray:
                 met.add(*((apart, None) if apart < 0 else (None, apart)))
                 return
-            each = apart.tolist()
+            most = WHOLE if met.above is None else met.above
+            each = apart[(apart > (met.below or -WHOLE)) & (apart < most)].tolist()
             below, above = [a for a in each if a < 0], [a for a in each if a >= 0]
             met.add(max(below, default=None), min(above, default=None))
 

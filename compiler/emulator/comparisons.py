@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,25 +11,14 @@ import numpy as np
 from ptxflow.compiler.emulator.formats import Format
 from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.operands import Line, negate, operation
-from ptxflow.compiler.emulator.parse import Pair, Sink
+from ptxflow.compiler.emulator.parse import Pair, Register, Sink
 from ptxflow.compiler.emulator.scalar import to_signed
 from ptxflow.compiler.emulator.warp import Step, Warp
 
 Two = Callable[[Any, Any], Any]
-_COMPARE: dict[str, Two] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-}
+_COMPARE: dict[str, Two] = {n: getattr(operator, n) for n in ("eq", "ne", "lt", "le", "gt", "ge")}
 _COMPARE |= {"lo": _COMPARE["lt"], "ls": _COMPARE["le"], "hi": _COMPARE["gt"], "hs": _COMPARE["ge"]}
-_COMBINE: dict[str, Two] = {
-    "and": lambda a, b: a & b,
-    "or": lambda a, b: a | b,
-    "xor": lambda a, b: a ^ b,
-}
+_COMBINE: dict[str, Two] = {"and": operator.and_, "or": operator.or_, "xor": operator.xor}
 
 
 def _unordered(a: Array, b: Array) -> Array:
@@ -56,12 +46,11 @@ def _predicate(line: Line, width: int, combine: str | None, compare: Two) -> Ste
     target = line.operand(0)
     pair = (target.first, target.second) if isinstance(target, Pair) else (target, Sink())
     slots = [None if isinstance(o, Sink) else line.register(o, 1).slot for o in pair]
+    if isinstance(target, Register) and not combine:
+        return line.result(1, (width, width), compare)
     a, b = line.read(1, width), line.read(2, width)
     third = line.read(3, 1) if combine else None
     join = _COMBINE[combine] if combine else None
-    only = slots[0]
-    if only is not None and slots[1] is None and not join:
-        return lambda w: w.put(only, compare(a(w), b(w)))
 
     def run(w: Warp) -> None:
         out = compare(a(w), b(w))

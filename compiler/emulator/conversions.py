@@ -29,7 +29,9 @@ def convert_half(line: Line) -> Step:
             return np.bitwise_or(bfloat16_words(floats(low)), bfloat16_words(floats(high)) << 16)
         return half(low).astype(np.uint32) | half(high).astype(np.uint32) << np.uint32(16)
 
-    return line.result(32, (32, 32), both) if line.match[2] else line.result(16, (32,), half)
+    if line.match[2]:
+        return line.result(32, (32, 32), both, many=True)
+    return line.result(16, (32,), half)
 
 
 @operation(r"cvt\.rn\.satfinite\.e4m3x2\.f32")
@@ -45,13 +47,7 @@ def convert_eighth(line: Line) -> Step:
 
 @operation(r"cvt\.f32\.(f16|bf16)")
 def convert_up(line: Line) -> Step:
-    def single(value: Value) -> Array:
-        word = Warp.vector(value, 16)
-        if line.match[1] == "bf16":
-            return word.astype(np.uint32) << np.uint32(16)
-        return word.view(np.float16).astype(np.float32).view(np.uint32)
-
-    return line.result(32, (16,), single)
+    return of_floats(line, Format("f32"), (Format(line.match[1]),), lambda a: a)
 
 
 @operation(r"cvt(\.ftz)?\.(f64)\.(f32|f16)|cvt\.rn(\.ftz)?\.(f32|f16)\.(f64)")

@@ -6,7 +6,6 @@ for a rounding to odd, so that the rounding to the type is the only one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -37,22 +36,6 @@ class Format:
     def width(self) -> int:
         """Bits of the register."""
         return _BITS[self.kind] << self.packed
-
-    @property
-    def reader(self) -> Callable[[Value], Array]:
-        """A function that is `values`, without what this type does not need."""
-        if self.packed or self.flushes or self.kind not in _FLOATS:
-            return self.values
-        dtype, width = _FLOATS[self.kind], self.width
-        return lambda register: Warp.vector(register, width).view(dtype)
-
-    @property
-    def writer(self) -> Callable[[Array], Array]:
-        """A function that is `words`, likewise."""
-        if self.packed or self.flushes or self.kind not in _FLOATS:
-            return self.words
-        floats, words = np.dtype(_FLOATS[self.kind]), DTYPES[self.width]
-        return lambda values: values.astype(floats, copy=False).view(words)
 
     def values(self, register: Value) -> Array:
         """The elements of the 32 lanes, two in a row for a packed type."""

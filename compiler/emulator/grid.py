@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ptxflow.compiler.emulator.banks import Banks
 from ptxflow.compiler.emulator.barrier import ClusterBarrier, MBarrier, NamedBarrier, RegisterPool
@@ -155,6 +155,7 @@ class Cta(Owner):
 class Grid:
     """A module with its launch and tensors, and the cluster that runs now."""
 
+    program: Any
     coverage: Coverage
     grid: tuple[int, int, int]  # CTAs
     clusters: tuple[int, int, int]

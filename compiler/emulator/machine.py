@@ -141,9 +141,7 @@ class Machine(Grid):
     def _run_cluster(self, index: int) -> None:
         self.ctas = [Cta(self, rank, index) for rank in range(self.cluster_size)]
         self.landings = []
-        code, widths = self.program.code, self.program.widths
-        each = range(self.launch.block // 32)
-        warps = [Warp(cta, i, code, widths) for cta in self.ctas for i in each]
+        warps = [Warp(cta, i) for cta in self.ctas for i in range(self.launch.block // 32)]
         self.cluster_barrier = ClusterBarrier(len(warps))
         self.priority: dict[tuple[int, int], int] = {}
         self.races.forget_steps()

@@ -16,7 +16,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.coverage import BRANCHES, Coverage
 from ptxflow.compiler.emulator.fault import Fault, PtxSyntaxError
-from ptxflow.compiler.emulator.lanes import LANE_IDS, Value, lanes_in
+from ptxflow.compiler.emulator.lanes import FULL, LANE_IDS, Value, lanes_in
 from ptxflow.compiler.emulator.memory import (
     LOCAL_BASE,
     PARAM_BASE,
@@ -35,7 +35,7 @@ from ptxflow.compiler.emulator.parse import (
     Symbol,
     Vector,
 )
-from ptxflow.compiler.emulator.warp import Step, Warp
+from ptxflow.compiler.emulator.warp import Alone, Step, Warp, batches, picked
 
 Read = Callable[[Warp], Value]
 Write = Callable[[Warp, Value], None]
@@ -61,6 +61,8 @@ class Program:
             self.symbols[variable.name] = LOCAL_BASE + at
             self.local_bytes = at + variable.bytes
         self.widths = [r.width for r in module.registers]
+        self.values: list[Value] = [None] * len(self.widths)  # numbers are held, too
+        self.alone: dict[int, Alone] = {}
         code = module.code
         beyond = any(len(code) in ins.targets for ins in code)
         if beyond or not code or code[-1].guard or code[-1].opcode not in ("ret", "exit"):
@@ -68,6 +70,16 @@ class Program:
             code.append(Instruction("ret", (), None, line, "the end of the body"))
         self.coverage = Coverage.of(module.code)
         self.code = [build(i, ins, self) for i, ins in enumerate(module.code)]
+        self.batches = batches(self.alone, len(code))
+        self.defined = [0 if value is None else FULL for value in self.values]  # lanes, at first
+
+    def slot(self, operand: Operand, width: int) -> int:
+        """Of a register, or of a number, as one that nobody writes; -1 of others."""
+        if not isinstance(operand, Immediate):
+            return -1 if not isinstance(operand, Register) or operand.negated else operand.slot
+        self.widths.append(width)
+        self.values.append(bool(operand.value) if width == 1 else operand.value & MASKS[width])
+        return len(self.values) - 1
 
 
 @dataclass(frozen=True)
@@ -113,22 +125,29 @@ class Line:
         slot = held.slot
         return lambda w, value: w.put(slot, value)
 
-    def result(self, width: int, sources: Sequence[int], compute: Callable[..., Value]) -> Step:
+    def result(
+        self, width: int, sources: Sequence[int], compute: Callable[..., Value], many: bool = False
+    ) -> Step:
         """A whole instruction: its target, of so many bits, is what `compute` makes of its sources,
-        of so many bits each: numbers or vectors of 32."""
+        of so many bits each: numbers or vectors of 32, or with `many` words of 32 bits [n, 32]."""
         self.count(1 + len(sources))
-        write = self.write(0, width)
+        write, out = self.write(0, width), self.register(self.operand(0), width).slot
         reads = [self.read(i, bits) for i, bits in enumerate(sources, 1)]
-        if len(reads) == 1:
-            only = reads[0]
-            return lambda w: write(w, compute(only(w)))
-        if len(reads) == 2:
-            a, b = reads
-            return lambda w: write(w, compute(a(w), b(w)))
-        if len(reads) == 3:
-            a, b, c = reads
-            return lambda w: write(w, compute(a(w), b(w), c(w)))
-        return lambda w: write(w, compute(*(read(w) for read in reads)))
+        slots = tuple(self.program.slot(self.operand(i), n) for i, n in enumerate(sources, 1))
+        pick, there = picked(slots), None
+        if -1 not in slots:
+            there = pick([FULL] * (max(slots) + 1))
+            if many and self.ins.guard is None and {width, *sources} == {32}:
+                self.program.alone[self.index] = Alone(self.ins.opcode, out, slots, compute)
+
+        def run(w: Warp) -> None:
+            if w.mask == FULL and pick(w.defined) == there and not w.halves and out not in w.flight:
+                w.regs[out] = compute(*pick(w.regs))
+                w.defined[out] = FULL
+            else:
+                write(w, compute(*(read(w) for read in reads)))
+
+        return run
 
     def immediate(self, index: int, what: str) -> int:
         """The value of an operand that must be an immediate: `what` it is."""
@@ -216,12 +235,12 @@ def action(
     """Register what a warp does at the opcodes that match; with so many operands, if it is said."""
 
     def register(do: Callable[[Line, Warp], None]) -> Callable[[Line, Warp], None]:
+        @operation(pattern)
         def builder(line: Line) -> Step:
             if operands is not None:
                 line.count(operands)
             return lambda w: do(line, w)
 
-        _TABLE.append((re.compile(pattern), builder))
         return do
 
     return register

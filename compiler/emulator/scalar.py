@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, broadcast
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value
 from ptxflow.compiler.emulator.operands import MASKS, Line, negate, operation
 from ptxflow.compiler.emulator.parse import Register, Sink, Vector
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -39,10 +39,7 @@ def to_unsigned(value: Value, width: int) -> Value:
 
 def floats(value: Value) -> Array:
     """32-bit values as a float vector."""
-    if is_vector(value):
-        held: Array = value.view(np.float32)
-        return held
-    return broadcast(value, 32).view(np.float32)
+    return Warp.vector(value, 32).view(np.float32)
 
 
 _TWO: dict[str, Two] = {
@@ -171,16 +168,6 @@ def _wide(value: Value, is_signed: bool, width: int = 32) -> Value:
     )
 
 
-@operation(r"mul\.wide\.(u|s)(16|32)")
-def mul_wide(line: Line) -> Step:
-    is_signed, width = line.match[1] == "s", int(line.match[2])
-
-    def compute(a: Value, b: Value) -> Value:
-        return (_wide(a, is_signed, width) * _wide(b, is_signed, width)) & MASKS[2 * width]
-
-    return line.result(2 * width, (width, width), compute)
-
-
 @operation(r"mul\.hi\.(u|s)(32|64)")
 def mul_hi(line: Line) -> Step:
     is_signed, width = line.match[1] == "s", int(line.match[2])
@@ -202,19 +189,19 @@ def mul_hi(line: Line) -> Step:
     return line.result(width, (width, width), compute)
 
 
-@operation(r"mad\.(lo\.[us](?:16|32|64)|wide\.[us](?:16|32))")
+@operation(r"(mul(?=\.wide)|mad)\.(lo\.[us](?:16|32|64)|wide\.[us](?:16|32))")
 def mad(line: Line) -> Step:
-    what, kind = line.match[1].split(".")
+    what, kind = line.match[2].split(".")
     wide, is_signed, width = what == "wide", kind[0] == "s", int(kind[1:])
     out = 2 * width if wide else width
 
-    def compute(a: Value, b: Value, c: Value) -> Value:
+    def compute(a: Value, b: Value, c: Value = 0) -> Value:
         if wide:
             a, b = _wide(a, is_signed, width), _wide(b, is_signed, width)
         sum_of = a * b + c
         return sum_of if sum_of.__class__ is np.ndarray else sum_of & MASKS[out]
 
-    return line.result(out, (width, width, out), compute)
+    return line.result(out, (width, width, out)[: 2 + (line.match[1] == "mad")], compute)
 
 
 @operation(r"bfe\.(u|s)(32|64)")

@@ -7,8 +7,10 @@ with the lowest program counter that can go on runs first, and meets the others 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from ptxflow.compiler.emulator.grid import Cta, Landing, Owner
 from ptxflow.compiler.emulator.lanes import FULL, Array, Value, broadcast, lanes_in, mask_of
 
 END = 1 << 60
+LEAST = 2  # instructions that run at once, in the mean, for a batch to pay
 
 
 @dataclass
@@ -47,15 +50,77 @@ class Fragment:
 Step = Callable[["Warp"], "Wait | None"]
 
 
+class Alone(NamedTuple):
+    """An instruction that changes a register alone: `compute`, the same for all of an `opcode`, of
+    `sources` [32] or of many [n, 32]."""
+
+    opcode: str
+    out: int
+    sources: tuple[int, ...]
+    compute: Callable[..., Value]
+
+
+def picked(slots: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
+    """What a register file has there: a tuple, or a list of one."""
+    return itemgetter(*slots) if len(slots) > 1 else itemgetter(slice(slots[0], slots[0] + 1))
+
+
+class Batch:
+    """Such instructions that follow one another: those of an opcode run at once, whatever stands
+    between them, as long as none needs what another writes."""
+
+    def __init__(self, members: Sequence[Alone]):
+        turns = dict[tuple[int, str, int], list[Alone]]()
+        written, read, needed = dict[int, int](), dict[int, int](), set[int]()  # behind which turn
+        for m in members:
+            turn = max(read.get(m.out, 0), *(written.get(s, 0) for s in (*m.sources, m.out)))
+            turns.setdefault((turn, m.opcode, len(m.sources)), []).append(m)
+            needed |= {*m.sources} - written.keys()
+            read |= {s: max(turn + 1, read.get(s, 0)) for s in m.sources}
+            written[m.out] = turn + 1
+        self.count, self.outs = len(members), written.keys()
+        self.groups = [turns[place] for place in sorted(turns)]
+        self.needed = picked(sorted(needed))
+        self.there = self.needed([FULL] * (max(needed) + 1))
+
+    def run(self, w: Warp) -> bool:
+        """In all lanes, if these have what is read, and nobody else writes what is written."""
+        there = w.mask == FULL and not w.halves and self.needed(w.defined) == self.there
+        if not there or not self.outs.isdisjoint(w.flight):
+            return False
+        for group in self.groups:
+            sources = (
+                np.concatenate([w.vector(w.regs[slot], 32) for slot in slots])
+                for slots in zip(*(m.sources for m in group), strict=True)
+            )
+            found = group[0].compute(*(words.reshape(len(group), -1) for words in sources))
+            for member, row in zip(group, found, strict=True):
+                w.regs[member.out] = row
+                w.defined[member.out] = FULL
+        w.pc += self.count
+        return True
+
+
+def batches(alone: Mapping[int, Alone], count: int) -> list[Batch | None]:
+    """By the index of their first instruction, of so many."""
+    out: list[Batch | None] = [None] * count
+    ends = [i for i in range(count + 1) if i not in alone]
+    for before, end in zip([-1, *ends], ends, strict=False):
+        batch = Batch([alone[i] for i in range(before + 1, end)]) if end > before + 1 else None
+        if batch and batch.count >= LEAST * len(batch.groups):
+            out[before + 1] = batch
+    return out
+
+
 class Warp(Owner):
     """One warp's registers and control state. `at` is the instruction being executed."""
 
-    def __init__(self, cta: Cta, index: int, code: list[Step], registers: list[int]):
+    def __init__(self, cta: Cta, index: int):
         super().__init__()
-        self.cta, self.index, self.code = cta, index, code
-        self.widths = registers
-        self.regs: list[Value] = [None] * len(registers)
-        self.defined = [0] * len(registers)
+        p, self.cta, self.index = cta.machine.program, cta, index
+        self.code: list[Step] = p.code
+        self.batches: list[Batch | None] = p.batches
+        self.widths, self.regs, self.defined = p.widths, p.values.copy(), p.defined.copy()
         self.flight: dict[int, str] = {}  # register slot -> what is to write it
         self.halves: dict[int, tuple[int, int]] = {}  # of registers: lanes with one undefined
         self.pc = self.at = 0
@@ -132,10 +197,8 @@ class Warp(Owner):
     @staticmethod
     def vector(value: Value, width: int) -> Array:
         """A value as a vector of 32, not to be written."""
-        if value.__class__ is np.ndarray:
-            held: Array = value
-            return held
-        return broadcast(value, width)
+        held: Array = value if value.__class__ is np.ndarray else broadcast(value, width)
+        return held
 
     def name(self, slot: int) -> str:
         return self.cta.machine.module.registers[slot].name
@@ -244,6 +307,12 @@ class Warp(Owner):
             if self.pc >= self.limit:
                 self._meet()
             self.at = self.pc
+            batch = self.batches[self.at]
+            if batch and count + batch.count <= budget and batch.run(self):
+                for at in range(self.at, self.pc):
+                    hits[at] += 1
+                count += batch.count
+                continue
             self.pc += 1
             self.missing = 0
             hits[self.at] += 1
