@@ -103,6 +103,13 @@ FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
         H200, gemm_epilogue.problem("up", m=512, n=14336), gemm_epilogue.like(_TAKING_TURNS),
         "accumulators and what the epilogue reads exceed the registers",
     ),
+    "a bias of 192 columns": (
+        H200, gemm_epilogue.problem("bias", m=84608, n=384, k=65536), gemm_epilogue.like(
+            gemm.strategy(tile_m=128, tile_n=192, consumers=1, tile_k=32, cluster="2x1",
+                          num_stages=4, warp_specialized=0, persistent=0, producer_regs=0,
+                          epilogue="direct", raster_group=16)),
+        "accumulators and what the epilogue reads exceed the registers",
+    ),
     "swapped tiles of 128 sums a thread": (
         H200, gemm_epilogue.problem("residual", m=128, n=32768), gemm_epilogue.like(
             _TAKING_TURNS.replace(tile_m=256, tile_n=64, num_stages=3, epilogue="direct",
@@ -148,6 +155,11 @@ _ALLOWED: dict[str, tuple[Device, Strategy, Any]] = {
     "gdn, h200": (H200, LARGE.replace(chunk=16, helpers=2), 256),
     "gdn, halves": (B200, LARGE.replace(operands="half"), 256),
     "gdn, b200": (B200, SMALL.replace(operands="half"), 64),
+    "small latents, b200": (
+        B200,
+        mla.decode(tile=32, warps=4, scores="columns"),
+        {"heads": 64, "latent": 64, "rope": 64},
+    ),
     "gdn, half": (B200, SMALL.replace(operands="half", stages=4), 128),
     "gdn, blocks of 16": (B200, LARGE.replace(rows=128, helpers=6), 128),
     "indices for two": (H200, mla.decode(warps=8, chunk=0), _EQUAL),

@@ -179,7 +179,8 @@ def registers(f: Fields, problem: Problem, device: Device) -> Any:
     told = np.maximum(told, np.where(in_turn, parts, 0))
     if device.has_tmem:  # ptxas takes more for its architecture
         by_rows = by_tcgen05(f, problem, device)
-        free = np.where(by_rows, held // 2 + 10 * mine + 16, free + 10 + 30 * (mine > 1))
+        more = 10 + 30 * ((mine > 1) & (held > 32))
+        free = np.where(by_rows, held // 2 + 10 * mine + 16, free + more)
         alone = f.tile >= dict(problem.axes).get("topk", np.inf)  # a list's only tile: no loop
         told = np.where(by_rows, 12 * mine + 40 + 16 * alone, told)
     return np.asarray(held + np.where(f.warps == SPLIT, told, free)).astype(int)
