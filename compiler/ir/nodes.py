@@ -146,7 +146,7 @@ FOLD: dict[str, Callable[[int, int], int]] = {
     "add": lambda a, b: (a + b) & _M32, "sub": lambda a, b: (a - b) & _M32,
     "mul": lambda a, b: (a * b) & _M32, "mulhi": lambda a, b: (a * b) >> 32,
     "div": floordiv, "rem": mod, "xor": xor, "and": and_, "or": or_, "min": min,
-    "shl": lambda a, b: (a << b) & _M32, "shr": rshift,
+    "shl": lambda a, b: (a << min(b, 32)) & _M32, "shr": rshift,
     "lt": lambda a, b: int(a < b), "ge": lambda a, b: int(a >= b),
     "eq": lambda a, b: int(a == b), "ne": lambda a, b: int(a != b),
 }  # fmt: skip
