@@ -172,7 +172,7 @@ class Session:
         `last` marks that this process must not run another kernel: its context is corrupt.
         """
         stage("inputs")
-        definition, bench = self._bench(job)
+        definition, bench = self._bench(job, stage)
         stage("load")
         try:
             self._unload()
@@ -228,14 +228,15 @@ class Session:
         while self._loaded:
             self._loaded.pop().unload()
 
-    def _bench(self, job: Json) -> tuple[Definition, Bench]:
+    def _bench(self, job: Json, stage: Callable[[str], None]) -> tuple[Definition, Bench]:
         key = json.dumps([job["definition"], job["axes"], job["seeds"], job.get("workload")])
         if next(reversed(self._problems), None) != key:
             self._busy_until, self._outputs = -math.inf, None  # another load: settle anew
             held = self._problems.pop(key) if key in self._problems else self._prepared(job)
             self._problems[key] = held
         definition, bench, self._suite = self._problems[key]
-        self._baselines = self._suite.calls(job.get("every_baseline", True), job.get("without", ()))
+        every, without = job.get("every_baseline", True), job.get("without", ())
+        self._baselines = self._suite.calls(every, without, lambda name: stage(f"making {name}"))
         torch.cuda.synchronize()
         return definition, bench
 

@@ -30,6 +30,8 @@ Json = dict[str, Any]
 KERNEL_STAGES = ("check", "time")  # a timeout in one of these is the kernel's doing
 START_TIMEOUT = 240.0
 PREPARE_TIMEOUT = 240.0  # for inputs and references of a problem
+LIBRARY = "making "  # begins the stage in which a library is called first, and may build itself:
+LIBRARY_TIMEOUT = 1800.0
 KEEP_BUSY = 30.0  # seconds that a child without a job keeps its GPU's clocks up
 KILL_TIMEOUT = 60.0
 
@@ -56,6 +58,7 @@ class Worker:
     ):
         self.command = list(command or [sys.executable, "-m", "ptxflow.eval.bench.worker"])
         self.start_timeout, self.prepare_timeout = start_timeout, prepare_timeout
+        self.library_timeout = LIBRARY_TIMEOUT
         self.environment = dict(environment or {})
         self.starts = 0
         self.gpu: Json = {}
@@ -123,9 +126,14 @@ class Worker:
                 return {"status": "hang", "detail": f"no end of `{stage}` within {timeout:g} s"}
             match message["type"]:
                 case "stage":
-                    if message["stage"] in KERNEL_STAGES and stage not in KERNEL_STAGES:
-                        limit, deadline = timeout, time.monotonic() + timeout
-                    stage = message["stage"]
+                    before, stage = stage, message["stage"]
+                    if stage.startswith(LIBRARY):
+                        limit = self.library_timeout
+                    elif stage in KERNEL_STAGES and before not in KERNEL_STAGES:
+                        limit = timeout
+                    else:
+                        continue
+                    deadline = time.monotonic() + limit
                 case "result":
                     if message.pop("last", False):
                         self.stop()

@@ -18,6 +18,9 @@ def measure(job, stage):
     stage("inputs")
     if job["do"] == "slow inputs":
         time.sleep(60)
+    if job["do"] == "build":
+        stage("making flashinfer")
+        time.sleep(job["seconds"])
     stage("check")
     match job["do"]:
         case "hang":
@@ -85,6 +88,17 @@ def test_a_bug_of_ours_is_not_blamed_on_the_kernel(worker: Worker) -> None:
 def test_slow_inputs_are_not_a_hang_of_the_kernel(worker: Worker) -> None:
     worker.start()
     worker.prepare_timeout = 0.5
+    with pytest.raises(WorkerError, match=r"inputs took longer than the timeout of 0\.5 s"):
+        worker.run({"do": "slow inputs"}, 30)
+
+
+def test_a_library_that_builds_itself_has_time_of_its_own(worker: Worker) -> None:
+    worker.start()
+    worker.prepare_timeout = 0.5
+    assert worker.run({"do": "build", "seconds": 1.0}, 0.5)["status"] == "ok"
+    worker.library_timeout = 0.5
+    with pytest.raises(WorkerError, match=r"making flashinfer took longer than .* 0\.5 s"):
+        worker.run({"do": "build", "seconds": 30}, 30)
     with pytest.raises(WorkerError, match=r"inputs took longer than the timeout of 0\.5 s"):
         worker.run({"do": "slow inputs"}, 30)
 

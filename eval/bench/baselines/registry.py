@@ -10,7 +10,7 @@ timed beside every kernel; the others are timed beside the best.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -186,11 +186,16 @@ class Baselines:
         notes: Json = {"absent": self.absent, "disagree": self.disagree}
         return {name: dict(note) for name, note in notes.items() if note}
 
-    def calls(self, every: bool, without: Sequence[str] = ()) -> dict[str, Call]:
-        """Every baseline but those named, or the yardstick alone, without those that are absent."""
+    def calls(
+        self, every: bool, without: Sequence[str] = (), making: Callable[[str], None] | None = None
+    ) -> dict[str, Call]:
+        """Every baseline but those named, or the yardstick alone, without those that are absent;
+        `making` is told of each that is made now, which may take minutes."""
         names = [n for n in self._makers if n not in without] if every else [self.yardstick]
         for name in names:
             if name not in self._ready and name not in self.absent:
+                if making:
+                    making(name)
                 self._make(name)
         return {name: self._ready[name] for name in names if name in self._ready}
 
