@@ -279,24 +279,32 @@ def _check(manifest: Manifest) -> None:
                 raise fail(f"member {member.key}: {str(error) or type(error).__name__}") from None
 
 
-def write_library(folder: Path, manifest: Manifest, files: Mapping[str, bytes]) -> None:
-    """Write a library, whole or not at all; `files` are the contents by name.
+def write_files(folder: Path, manifest: Manifest, files: Mapping[str, bytes]) -> None:
+    """Write a library's files into a folder; `files` are the contents by name.
 
-    One that is there already is replaced. Raises LibraryError for a folder that holds something
-    else and for files that are not what the manifest says, OSError where the disk refuses.
+    Raises LibraryError for files that are not what the manifest says, OSError where the disk
+    refuses.
     """
-    folder = Path(folder)
     Manifest.from_json(json.loads(json.dumps(manifest.to_json())))
     for file in manifest.files:
         if file.name not in files or File.of(file.name, files[file.name]) != file:
             raise LibraryError(f"{folder}: {file.name} is not given, or not what its digest says")
+    for file in manifest.files:
+        write_whole(folder / file.name, files[file.name])
+    write_whole(folder / MANIFEST, json.dumps(manifest.to_json(), indent=1) + "\n")
+
+
+def write_library(folder: Path, manifest: Manifest, files: Mapping[str, bytes]) -> None:
+    """Write a library, whole or not at all, in the place of one that is there already.
+
+    Raises LibraryError for a folder that holds something else, and what `write_files` raises.
+    """
+    folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).is_file() and any(folder.iterdir()):
         raise LibraryError(f"{folder}: holds something that is no library; name another folder")
     part, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
     try:
-        for file in manifest.files:
-            write_whole(part / file.name, files[file.name])
-        write_whole(part / MANIFEST, json.dumps(manifest.to_json(), indent=1) + "\n")
+        write_files(part, manifest, files)
         if folder.exists():
             folder.rename(old)
         try:

@@ -17,7 +17,7 @@ from ptxflow.compiler.library.manifest import (
     Dispatch,
     DispatchAxis,
     Manifest,
-    write_library,
+    write_files,
 )
 from ptxflow.compiler.library.member import contents, member, target_of
 from ptxflow.eval.bench.markdown import markdown
@@ -70,9 +70,9 @@ def _provenance(library: Library, number: int, origin: Origin) -> dict[str, Any]
 
 
 def write(library: Library, origin: Origin, folder: Path) -> None:
-    """Everything, into an existing empty folder."""
+    """Everything, into an existing empty folder, which is moved to its place afterwards."""
     manifest, files = manifest_of(library, origin), contents(library.members)
-    write_library(folder, manifest, files)
+    write_files(folder, manifest, files)
     made = solution(manifest, files, summary(library, origin))
     write_whole(folder / SOLUTION, json.dumps(made, indent=1) + "\n")
     try:

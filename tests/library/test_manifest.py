@@ -24,6 +24,7 @@ from ptxflow.compiler.library.manifest import (
     Target,
     read_file,
     read_manifest,
+    write_files,
     write_library,
 )
 from tests.library.made import FILES, GEMM
@@ -33,6 +34,15 @@ from tests.library.made import FILES, GEMM
 def folder(tmp_path: Path) -> Path:
     write_library(tmp_path / "lib", GEMM, FILES)
     return tmp_path / "lib"
+
+
+def test_a_folder_that_another_moves_is_filled_where_it_is(tmp_path: Path) -> None:
+    """And stays the one that the other has locked."""
+    (folder := tmp_path / "part").mkdir()
+    locked = folder.stat().st_ino
+    write_files(folder, GEMM, FILES)
+    assert read_manifest(folder) == GEMM and folder.stat().st_ino == locked
+    assert [path.name for path in tmp_path.iterdir()] == ["part"]
 
 
 def test_it_comes_back_whole(folder: Path) -> None:
