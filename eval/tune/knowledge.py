@@ -100,7 +100,7 @@ class Outcome:
 
 
 class Knowledge:
-    """The file; every write is one transaction, and other processes may write between them."""
+    """The file; every use is one transaction, for which those of other processes are waited for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -109,15 +109,17 @@ class Knowledge:
     def _open(self) -> Iterator[sqlite3.Connection]:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(sqlite3.connect(self.path, timeout=WAIT)) as found:
-                found.execute("pragma journal_mode=wal")
+            base = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
+            with closing(base) as found:
+                found.execute("begin immediate")  # waits; who reads before it writes is refused
                 with found:
                     version = found.execute("pragma user_version").fetchone()[0]
                     if version not in (0, VERSION):
                         raise BadInput(
                             f"{self.path}: knowledge of version {version}; this reads {VERSION}"
                         )
-                    found.executescript(TABLES)
+                    for table in TABLES.split(";"):
+                        found.execute(table)
                     found.execute(f"pragma user_version={VERSION}")
                     yield found
         except sqlite3.Error as error:

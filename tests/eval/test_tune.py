@@ -7,7 +7,9 @@ import math
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -230,6 +232,7 @@ def test_a_session_is_a_function_of_its_measurements(space: RelationSpace) -> No
 
 LEARN = """
 import sys
+import threading
 from pathlib import Path
 from ptxflow.eval.tune.knowledge import Knowledge, Outcome
 for part in range(10):
@@ -264,6 +267,15 @@ def test_knowledge_of_two_processes_at_once_and_a_session_once(
     assert (
         said[0].endswith("none: no such file") and said[1] == "knowledge: import takes what to add"
     )
+
+
+def test_knowledge_waits_for_who_writes_first(tmp_path: Path) -> None:
+    """Also where there is no table yet."""
+    path = tmp_path / "moves.sqlite"
+    with closing(sqlite3.connect(path, check_same_thread=False)) as other:
+        other.execute("begin immediate")
+        threading.Timer(0.3, other.rollback).start()
+        assert Knowledge(path).learn("0", "h200", [Outcome("s", "m", 0.1)])
 
 
 def test_bad_knowledge_is_one_line(tmp_path: Path) -> None:
