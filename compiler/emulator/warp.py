@@ -66,8 +66,8 @@ def picked(slots: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
 
 
 class Batch:
-    """Such instructions that follow one another: those of an opcode run at once, whatever stands
-    between them, as long as none needs what another writes."""
+    """Such instructions that follow one another. Each runs in the first turn in which what it reads
+    is written and what it writes is read; those of an opcode in one turn run at once."""
 
     def __init__(self, members: Sequence[Alone]):
         turns = dict[tuple[int, str, int], list[Alone]]()

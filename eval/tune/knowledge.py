@@ -111,7 +111,7 @@ class Knowledge:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             base = sqlite3.connect(self.path, timeout=WAIT, isolation_level=None)
             with closing(base) as found:
-                found.execute("begin immediate")  # waits; who reads before it writes is refused
+                found.execute("begin immediate")  # a lock to write, for which SQLite waits
                 with found:
                     version = found.execute("pragma user_version").fetchone()[0]
                     if version not in (0, VERSION):

@@ -122,7 +122,6 @@ def surveyed(summaries: Sequence[Summary]) -> str:
         parts += [survey.conclusion(summary)]
         parts += [markdown(survey.HEADS, survey.lines(summary), None)]
         parts += [f"- {line}" for line in summary["failures"]]
-        parts += [f"- no strategy is valid: {line}" for line in summary["empty"]]
     return "\n\n".join([*parts, _commands(summaries)])
 
 

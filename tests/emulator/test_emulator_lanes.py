@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ptxflow.compiler.emulator import Fault, from_bfloat16, to_bfloat16
+from ptxflow.compiler.emulator import Fault, from_bfloat16, to_bfloat16, warp
+from ptxflow.compiler.emulator.warp import Batch, Warp
 
 Snippet = Callable[..., NDArray[np.uint32]]
 T = np.arange(32, dtype=np.uint64)
@@ -61,6 +62,32 @@ def test_pack_puts_the_first_source_high(snippet: Snippet) -> None:
     assert halves.tolist() == [-2.0, 1.0]
     word = snippet(body + "cvt.rn.bf16x2.f32 %r3, %f1, %f2;" + STORE)[:1].view(np.uint16)
     assert from_bfloat16(word).tolist() == [-2.0, 1.0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_instructions_at_once_do_what_they_do_in_turn(
+    snippet: Snippet, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they read and write of each other's registers."""
+    monkeypatch.setattr(warp, "LEAST", 1)  # few of these stand apart
+    rng = np.random.default_rng(seed)
+    lines = ["cvt.rn.f32.u32 %f0, %t;", *(f"mov.f32 %f{i}, 0f3F{i}00000;" for i in range(1, 6))]
+    for _ in range(80):
+        out, *read = rng.integers(0, 6, 4)
+        name, count = [("add.f32", 2), ("mul.f32", 2), ("fma.rn.f32", 3)][rng.integers(3)]
+        lines.append(f"{name} %f{out}, {', '.join(f'%f{i}' for i in read[:count])};")
+    stores = [f"mov.b32 %r3, %f{i};\n st.global.u32 [%at+{128 * i}], %r3;" for i in range(6)]
+    body, ran, run = "\n".join(lines + stores), list[bool](), Batch.run
+
+    def watched(batch: Batch, w: Warp) -> bool:
+        ran.append(run(batch, w))
+        return ran[-1]
+
+    monkeypatch.setattr(Batch, "run", watched)
+    at_once = snippet(body, words=192)
+    assert any(ran)
+    monkeypatch.setattr(Batch, "run", lambda b, w: False)
+    assert at_once.tolist() == snippet(body, words=192).tolist()
 
 
 def test_bfloat16_rounds_to_nearest_even() -> None:

@@ -22,9 +22,9 @@ class Case:
     """Inputs and poisoned outputs by name; of each output the least and the greatest right values.
 
     `arguments` are what the launch takes besides tensors. An optional tensor may be missing.
-    `slopes`: of an output, in segments of its last dimension, weights [..., segments, width] and
-    how far their sums may be from 1, or from 0 where all weights are. What changes all elements by
-    a factor that is within the rounding of each shows there.
+    `slopes`: of an output, in segments of its last dimension, weights [..., segments, width] of its
+    elements, and how far their weighted sum may be from 1, or from 0 where all weights are. A
+    factor of all elements that is within the rounding of each shows there.
     """
 
     tensors: Tensors
