@@ -213,7 +213,7 @@ class RecordFile:
 # The packed form --------------------------------------------------------------------------------
 
 _SHARED_CHECK = ("seeds", "tolerance")
-_SHARED_TIMING = ("yardstick", "absent", "disagree")
+_SHARED_TIMING = ("yardstick", "absent", "disagree", "replayed")
 _ERRORS = ("max_abs_error", "max_error_ratio")
 
 

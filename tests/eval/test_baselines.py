@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -195,6 +196,31 @@ def test_a_copy_moves_the_compulsory_bytes(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch, "ones", watched)
     small("rmsnorm_h128", batch_size=5).calls(every=False)
     assert sizes == [2 * (2 * 5 + 1) * 128 // 2]  # hidden states, output and the weight
+
+
+@pytest.mark.parametrize("fate", ["same", "wrong", "not captured"])
+@pytest.mark.parametrize("name", NORMS)
+def test_a_call_that_keeps_the_host_comes_from_a_graph_that_computes_it(
+    monkeypatch: pytest.MonkeyPatch, flashinfer: FlashInfer, name: str, fate: str
+) -> None:
+    @contextmanager
+    def capturing(graph: object) -> Iterator[None]:
+        if fate == "not captured":
+            raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
+        flashinfer.times = float(fate == "same")
+        yield
+        flashinfer.times = 1.0
+
+    graph = SimpleNamespace(replay=lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "graph", capturing)
+    monkeypatch.setattr(Baselines, "_keeps_host", lambda *_: True)
+    found = small(name, batch_size=5)
+    assert len(found.calls(every=True, without=[COPY])) == 3
+    returns = fate == "same" and name == NORMS[0]  # the other works in place
+    assert found.replayed[2:] == ["flashinfer"] * returns
+    assert found.replayed[:2] == ["torch.rms_norm", "torch.compile"] * (fate != "not captured")
+    assert found.about() == ({"replayed": found.replayed} if found.replayed else {})
 
 
 @pytest.mark.parametrize("filters", FILTERS)

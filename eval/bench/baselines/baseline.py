@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ptxflow.env.tasks.definition import Definition
@@ -59,3 +61,35 @@ def computing(call: Callable[[], Any], rows: Callable[[], Tensor] | None = None)
         return made if isinstance(made, tuple | list) else (made,)
 
     return Baseline(call, outputs, rows)
+
+
+def host_us(call: Call) -> float:
+    """Microseconds that the host takes for a call while the GPU has nothing else to do."""
+    taken = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - began)
+    return 1e6 * min(taken)
+
+
+def replay(ready: Baseline, shapes: Sequence[torch.Size]) -> Baseline | None:
+    """The same launches from a CUDA graph; None where a call cannot be captured, or returns no
+    tensors of an output's shape."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            returned = ready.call()
+    except RuntimeError:
+        return None
+    made = returned if isinstance(returned, tuple | list) else (returned,)
+    if any(t is None or t.shape != shape for t, shape in zip(made, shapes, strict=False)):
+        return None
+    kept = ready, made  # the graph has their addresses
+
+    def call() -> Sequence[Tensor]:
+        graph.replay()
+        return kept[1]
+
+    return computing(call, ready.rows)
