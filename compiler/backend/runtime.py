@@ -364,8 +364,9 @@ class GpuInfo:
         return None
 
     def runs(self, device: Device) -> bool:
-        """Whether code for the device's target runs here (sm_90a runs on capability 9.0 alone)."""
-        return CAPABILITY[device.arch] == self.capability
+        """Whether code for the device's target runs here (sm_90a runs on capability 9.0 alone), and
+        what is measured is the device's: an H200 is no H100."""
+        return CAPABILITY[device.arch] == self.capability and self.kind in (None, device.name)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "capability": list(self.capability)}
@@ -415,6 +416,7 @@ def require_gpu(device: Device) -> GpuInfo:
         raise RuntimeUnavailable(
             f"{device.name} needs a GPU that runs {device.arch}; "
             f"this machine has {info.name} (compute capability {major}.{minor})"
+            + (f": give --device {info.kind}" if info.kind else "")
         )
     return info
 

@@ -1,7 +1,7 @@
 """A row a family of what was measured: `python -m ptxflow.eval.study.families_table --into PAGE`.
 
-The best right kernel of each workload among the samples of a policy, over the fastest library that
-was timed in the same rounds; a pure function of committed records.
+The best right kernel of each workload of those that were timed beside the libraries that are there
+now, over the fastest of them in the same rounds; a pure function of committed records.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from ptxflow.eval.bench.records import Record, libraries, read_records
 from ptxflow.eval.bench.report import FULLY_MASKED, SLOWER, best_ratios, best_records, settled
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "eval" / "measurements"
+FOLDER = ROOT / "eval"
 FILES = {
-    "H200": ("gemm", "gemm-rest", "streaming", "serving"),
-    "H100": ("",),
+    "H200": ("results/rows-h200", "results/gdn-rows-h200"),
+    "H100": ("measurements/h100-policy",),
 }
-#: records name torch and cuBLAS, and not FlashInfer
-FLASHINFER = {"H200": "0.6.6", "H100": "0.7.2.post1"}
+FLASHINFER = "0.7.2.post1"  # records name torch and cuBLAS, and not FlashInfer
 NAME, NONE = "results", "-"
 
 
 def records(device: str) -> list[Record]:
-    """The samples of the H200's policy that were measured on a device."""
-    files = ["-".join(filter(None, (device.lower(), f, "policy"))) for f in FILES[device]]
-    return settled(r for f in files for r in read_records(FOLDER / f"{f}.jsonl.xz"))
+    """All that was measured on a device beside them."""
+    return settled(r for f in FILES[device] for r in read_records(FOLDER / f"{f}.jsonl.xz"))
 
 
 def row(record: Record) -> str:
@@ -79,7 +77,7 @@ def versions(measured: dict[str, list[Record]]) -> str:
     for device, found in measured.items():
         stacks = {(r.gpu["torch"], r.gpu["cublas"]) for r in found if r.gpu}
         ((torch, cublas),) = stacks
-        lines.append(f"{device}: torch {torch}, cuBLAS {cublas}, FlashInfer {FLASHINFER[device]}")
+        lines.append(f"{device}: torch {torch}, cuBLAS {cublas}, FlashInfer {FLASHINFER}")
     return f"{'; '.join(lines)}."
 
 

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from ptxflow.compiler.backend.runtime import GpuInfo, RuntimeUnavailable, require_gpu
-from ptxflow.compiler.device import H200
+from ptxflow.compiler.backend.runtime import GpuInfo, RuntimeUnavailable, gpu_info
 from ptxflow.eval.bench.worker import Worker
 
 
 @pytest.fixture(scope="session")
 def gpu() -> GpuInfo:
     try:
-        return require_gpu(H200)
+        info = gpu_info()
     except RuntimeUnavailable as error:
         pytest.skip(str(error))
+    return info if info.capability == (9, 0) else pytest.skip(f"{info.name} runs no sm_90a")
 
 
 @pytest.fixture(scope="module")

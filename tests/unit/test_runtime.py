@@ -6,6 +6,7 @@ A stand-in for libcuda records the calls and reads the structures as the driver 
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from ptxflow.compiler.backend.runtime import (
     encode_tensor_map,
     gpu_info,
 )
-from ptxflow.compiler.device import B200, H200
+from ptxflow.compiler.device import B200, H100, H200
 from ptxflow.compiler.launch import (
     MOST_BYTES,
     Launch,
@@ -248,6 +249,8 @@ def test_the_gpu_says_what_it_is_and_what_it_runs() -> None:
     info = gpu_info(driver=Driver(FakeCuda()))
     assert (info.name, info.cuda, info.capability, info.sms) == ("NVIDIA H200", "13.0", (9, 0), 132)
     assert info.kind == "h200" and info.runs(H200) and not info.runs(B200)
+    assert not info.runs(H100)  # of the same capability, but its records would be called an H100's
+    assert replace(info, name="NVIDIA H20").runs(H100)
 
 
 def test_a_gpu_outside_the_table_has_no_kind() -> None:
