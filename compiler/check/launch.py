@@ -182,20 +182,23 @@ def _check_parameters(kernel: Statement, step: Launch) -> None:
 
 def _check_scalars(launch: Launch, axes: Axes) -> None:
     """One named as an axis is that axis; another is what a grid, a map or the workspace counts by,
-    so that two places must agree on it."""
-    counted = " ".join(launch.expressions(scalars=False))
+    or what another kernel is given by its name, so that two places must agree on it."""
+    expressions = " ".join(launch.expressions(scalars=False))
     for step in launch.steps:
+        others = (g for other in launch.steps if other is not step for g in other.params)
+        told = {g.name: g.value for g in others if isinstance(g, ScalarParam)}
         for given in step.params:
             if not isinstance(given, ScalarParam):
                 continue
             named = given.name if given.name in axes else ""
-            if given.value != named and (named or given.value not in counted):
+            agreed = given.value in expressions or told.get(given.name) == given.value
+            if given.value != named and (named or not agreed):
                 _refuse(
                     step.entry,
                     f"parameter {given.name} is given {given.value}",
                     "the axis of its name"
                     if named
-                    else "what a grid, a map or the workspace counts by",
+                    else "what a grid, a map, the workspace or another kernel counts by",
                 )
 
 

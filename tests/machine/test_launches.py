@@ -16,10 +16,10 @@ from ptxflow.compiler.emulator import Fault, emulate
 from ptxflow.compiler.errors import SpecError
 from ptxflow.compiler.family import Trial
 from ptxflow.compiler.ir import Statement, kernels_of
-from ptxflow.compiler.launch import Launch
+from ptxflow.compiler.launch import Launch, ScalarParam
 from ptxflow.eval.verify.cases import case_of
 from tests.emulation import outside
-from tests.families import ROWS, gemm, gqa_decode
+from tests.families import ROWS, gemm, gqa_decode, mla
 from tests.given import BOTH
 from tests.machine.launches import faults
 from tests.row import Case, Row
@@ -135,6 +135,19 @@ def test_a_refusal_says_both_facts(what: str) -> None:
     change, said = _GEMM[what]
     with pytest.raises(SpecError, match=f"launch of gemm.*{said}"):
         check_launch(lowered, change(launch))
+
+
+def test_what_no_grid_counts_by_is_the_same_for_both_kernels() -> None:
+    """Else one hands on parts of other lengths than the other adds up."""
+    case = next(c for c in mla.PREFILL_ROW.cases if c.name.startswith("two parts"))
+    _, lowered, launch = built(mla.PREFILL_ROW, case)
+    check_launch(lowered, launch)
+    (second,) = launch.then
+    other = tuple(replace(p, value="3") if p == ScalarParam("least", p.value) else p
+                  for p in second.params if isinstance(p, ScalarParam))  # fmt: skip
+    pointers = tuple(p for p in second.params if not isinstance(p, ScalarParam))
+    with pytest.raises(SpecError, match="parameter least is given"):
+        check_launch(lowered, replace(launch, then=(replace(second, params=pointers + other),)))
 
 
 @pytest.mark.parametrize("page", [None, 1 << 18])

@@ -56,10 +56,11 @@ def _part(k: AttendToLists, lists: Lists, number: int, topk: int) -> Trip:
 def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     """Grids and parameters, as expressions over the variable axes."""
     k = kernel(p, s, device)
-    first = first_launch(k.build(), shared(f"num_tokens * {Lists(k).cut}", k), "num_tokens")
+    numbers = {COUNT: "num_tokens"}
+    first = first_launch(k.build(), shared(f"num_tokens * {Lists(k).cut}", k), numbers)
     if not k.split:
         return first
-    return with_sums(first, CombineChunks(p, s, device), "num_tokens", "num_tokens")
+    return with_sums(first, CombineChunks(p, s, device), numbers, "num_tokens")
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:

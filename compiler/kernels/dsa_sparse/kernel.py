@@ -49,7 +49,8 @@ class Lists(Work):
         end = topk if self.cut == 1 else (first + self.span).min(topk)
         tiles = (end - first + (self.tile - 1)) // self.tile
         row = self.place // self.cut
-        return [], Span(first, end, tiles, row, const(1), const(1), topk, end, const(0))
+        of = topk, const(self.shape.chunk)
+        return [], Span(first, end, tiles, row, const(1), const(1), topk, end, const(0), *of)
 
     def entry(self, span: Span, token: Value) -> tuple[str, Value]:
         return LIST, span.row * self.topk + token

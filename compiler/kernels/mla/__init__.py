@@ -23,12 +23,14 @@ from ptxflow.compiler.kernels.mla.hopper import Hopper
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
 from ptxflow.compiler.kernels.mla.hopper_group import SITES
 from ptxflow.compiler.kernels.mla.problem import PACKED, PREFILL, SCHEMA
-from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT
+from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, LEAST
 from ptxflow.compiler.kernels.mla.span import Work
 from ptxflow.compiler.launch import Launch
 
 Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns
 LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
+PARTS = 4  # of what an SM does in all: a part of a place's tokens is not less than one of them,
+FEWEST = 2  # nor than so many tiles
 
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Attend | Hopper:
@@ -119,41 +121,46 @@ def _share(c: Combine) -> Written:
 
 
 def _parts(p: Problem, s: Strategy, device: Device, counts: Iterable[int]) -> list[Trip]:
-    """The last parts of so many tiles each, and one behind a sequence's only tile; the sums of as
-    many parts as the second kernel tells apart, of a query and of the last that a place has visible
-    for, if it is there."""
+    """The last parts of so many tiles each, and one behind a sequence's only tile; parts that have
+    all tiles; the sums of as many parts as the second kernel tells apart, of a query and of the
+    last that a place has visible for, if it is there."""
     k = kernel(p, s, device)
     if not k.split:
         return []
     last = [_queries(k, n * k.cut, k.queries, 1, k.cut - 1) for n in sorted({*counts} - {0})]
+    whole = [_queries(k, 2, rows, least=2) for rows in sorted({0, 1, k.queries, k.queries + 1})]
     c = CombineParts(p, s, device)
     some = [_added(c, n, 1) for n in _sums(c.loads) if n <= c.cut]
     others = [_added(c, k.cut, rows, c.queries - 1) for rows in (0, c.queries, c.queries + 1)]
-    return [*last, _queries(k, 1, k.queries, 0, 1), *some, *others]
+    return [*last, _queries(k, 1, k.queries, 0, 1), *whole, *some, *others]
 
 
 def _added(c: CombineParts, tiles: int, asked: int, query: int = 0) -> Trip:
     """The sums of a query of the first place, of so many tiles, of which each part has one."""
     tokens = tiles * c.tile - 3 if tiles else 0
     mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **held_of(c.page_size, tokens)}
-    values = {COUNT: 1, "ctaid": query * c.head_ctas * (c.blocks // decisions.SUM_WARPS)}
-    values |= {f"c_{name}": n for name, n in mine.items()}
-    name = f"{tiles} parts of query {query} of {asked}"
-    return Trip(name, tuple(values.items()), _share(c) if asked > query == 0 else (), c.entry)
+    ctaid = query * c.head_ctas * (c.blocks // decisions.SUM_WARPS)
+    values = {COUNT: 1, LEAST: 1, "ctaid": ctaid, **{f"c_{name}": n for name, n in mine.items()}}
+    name, put = f"{tiles} parts of query {query} of {asked}", asked > query == 0 and tiles != 1
+    return Trip(name, tuple(values.items()), _share(c) if put else (), c.entry)
 
 
-def _queries(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number: int = 0) -> Trip:
+def _queries(
+    k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number: int = 0, least: int = 1
+) -> Trip:
     """The CTA that has the last queries of so many, and part `number` of so many tiles; `rises`:
-    and so do maxima, far enough to rescale sums."""
+    and so do maxima, far enough to rescale sums; `least`: tiles of a part at the least."""
     tokens = tiles * k.tile - 3 if tiles else 0
     places = max(1, -(-asked // k.queries))
     mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **held_of(k.page_size, tokens)}
     mine |= {f"{site}_rises": rises for site in SITES}
     ctas, last = places * k.cut * k.head_ctas, (k.cut - number) * k.head_ctas - 1
     values = {COUNT: 1, "ctas": ctas, "ctaid": last, **_each(k, mine)}
-    written = _row(k) if k.split else _outputs(k, asked)
+    values |= {LEAST: least} if k.split else {}
+    whole = tiles <= max(least, -(-tiles // k.cut))
+    written = _outputs(k, asked) if whole else _row(k)
     name = f"{tiles} tiles for {asked} queries" + (", rising maxima" if rises else "")
-    name += f", part {number}" if k.split else ""
+    name += f", {'all in ' * whole}part {number}" if k.split else ""
     first = asked == k.queries and number == 0 and (tiles > 0 or not k.split)
     return Trip(name, tuple(values.items()), written if first else (), k.problem.family)
 
@@ -168,14 +175,18 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     k = kernel(p, s, device)
     work, count = Work(k), "batch_size" if k.decodes else "(len_indptr - 1)"
     grid = rows = count
+    numbers = {COUNT: count}
     if not k.decodes:
         grid = work.tiles.places(count)
         if k.split:
+            tiles = f"num_kv_indices * {k.page_size} // ({count} * {k.tile})"  # of a sequence
+            steps = f"({grid}) * {k.head_ctas} * ({tiles})"
+            numbers[LEAST] = f"max({steps} // {PARTS * device.sms}, {FEWEST})"
             grid, rows = f"({grid}) * {k.cut}", f"({grid}) * {k.queries}"
     elif k.split:
         grid = work.sequences.places()
-    first = first_launch(k.build(), shared(grid, k), count)
-    return with_sums(first, combine(p, s, device), count, rows) if k.split else first
+    first = first_launch(k.build(), shared(grid, k), numbers)
+    return with_sums(first, combine(p, s, device), numbers, rows) if k.split else first
 
 
 def trial(p: Problem, s: Strategy, device: Device) -> Trial:
@@ -229,11 +240,13 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
 
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
-    """Behind a tile of queries, and queries without keys: sequences whose tiles are of one part and
-    of two, of two and three, and so on, so that last ones have any place among `loads`: the first
-    tile sees all that its parts can hold, and the one query behind it a key more."""
-    tokens = [(n - 1) * k.tile + 1 for n in range(min(k.cut, loads + 1), 1, -1)]
-    return rows_of(p, (k.queries, tokens[0]), (3, 0), *((k.queries + 1, n) for n in tokens))
+    """Behind a tile of queries, queries without keys, and some of which the last alone sees one:
+    sequences whose tiles are of one part and of two, of two and three, and so on, so that last ones
+    have any place among `loads`: the first tile sees all that its parts can hold, and the one query
+    behind it a key more."""
+    tokens = [FEWEST * (n - 1) * k.tile + 1 for n in range(min(k.cut, loads + 1), 1, -1)]
+    behind = ((k.queries + 1, n) for n in tokens)
+    return rows_of(p, (k.queries, tokens[0]), (3, 0), (k.queries, 1), *behind)
 
 
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:

@@ -171,15 +171,13 @@ class Attend(Multiplier):
     # -- leaving -------------------------------------------------------------------------------
 
     def _leave(self, span: Span) -> None:
-        """Sums to the output where the span is the whole sequence, else to the workspace."""
-        if self.cut > 1:
-            self._hand_on()
-        elif not self.split:
+        """Sums to the output where the span has all tokens, else to the workspace."""
+        if not self.split:
             self._put(span)
         else:
-            with where(span.tokens < self.chunk + 1):
+            with where(span.total < span.part + 1):
                 self._put(span)
-            with where(const(self.chunk) < span.tokens):
+            with where(span.part < span.total):
                 self._hand_on()
 
     def _put(self, span: Span) -> None:

@@ -2,7 +2,7 @@
 kernels are launched, with a workspace between them.
 
 A warp adds up a block of some dims for all heads, which its lanes hold as an MMA left it. Sequences
-of one chunk have been written by the first kernel; for a prefill in parts it writes no output.
+of one chunk, and queries whose tokens are in one part, have been written by the first kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, parameters,
 from ptxflow.compiler.kernels.attention.sequences import SCALE, Sequences
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.kernel import FLOOR
-from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, QUAD, Shape
+from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, LEAST, QUAD, Shape
 from ptxflow.compiler.kernels.mla.span import Work
 from ptxflow.compiler.launch import Expr, Launch, Workspace, launch_of
 from ptxflow.compiler.lower import finish, layout
@@ -79,7 +79,8 @@ class Combine(Shape):
 
     @property
     def params(self) -> Params:
-        return parameters(f"{' '.join(self.tables)} sums stats output lse: ptr, {COUNT}: u32")
+        numbers = f"{COUNT} {LEAST}" if self.cut > 1 else COUNT
+        return parameters(f"{' '.join(self.tables)} sums stats output lse: ptr, {numbers}: u32")
 
     def build(self) -> Statement:
         """The lowered kernel."""
@@ -177,13 +178,13 @@ class CombineParts(Combine):
         share = self.places.share(span)
         chunks = (span.tiles + (share - 1)) // share
         handed = Handed(chunks, place * self.cut, span.row + query, query * self.pieces)
-        present = span.present & (query < span.queries)
+        present = span.present & (query < span.queries) & chunks.ne(1)
         return [*found, self.wait, when(present, traced(self.block, handed, block))]
 
 
-def first_launch(kernel: Statement, grid: Expr, count: Expr) -> Launch:
-    """The launch of a kernel whose grid is an expression; `count`: of sequences."""
-    info, given = kernel.arg, {**SCALE, COUNT: count}
+def first_launch(kernel: Statement, grid: Expr, numbers: dict[str, Expr]) -> Launch:
+    """The launch of a kernel whose grid is an expression."""
+    info, given = kernel.arg, {**SCALE, **numbers}
     return launch_of(info.name, grid, info.warps, info.params, given, layout(info).smem_bytes)
 
 
@@ -192,13 +193,11 @@ def shared(grid: Expr, shape: Shape) -> Expr:
     return f"({grid}) * {shape.head_ctas}" if shape.head_ctas > 1 else grid
 
 
-def with_sums(first: Launch, c: Combine, count: Expr, rows: Expr) -> Launch:
-    """Both launches; each CTA of the first has a row of the workspace. `count`: of sequences;
-    `rows`: of queries that the second adds up."""
+def with_sums(first: Launch, c: Combine, numbers: dict[str, Expr], rows: Expr) -> Launch:
+    """Both launches; each CTA of the first has a row of the workspace. `rows`: of queries that the
+    second adds up."""
     grid = f"{rows} * {c.blocks // SUM_WARPS * c.head_ctas}"
-    then = launch_of(
-        c.entry, grid, SUM_WARPS, c.params, {COUNT: count}, dependent=bool(c.s.dependent)
-    )
+    then = launch_of(c.entry, grid, SUM_WARPS, c.params, numbers, dependent=bool(c.s.dependent))
     sizes = (("sums", c.blocks * c.across * BLOCK), ("stats", 2 * c.outputs.wide * c.across))
     workspace = tuple(Workspace(name, f"{first.grid[0]} * {4 * floats}") for name, floats in sizes)
     return replace(first, then=(then,), workspace=workspace)

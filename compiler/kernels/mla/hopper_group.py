@@ -32,6 +32,7 @@ from ptxflow.compiler.tile.values import (
     reciprocal,
     repeat,
     traced,
+    where,
 )
 
 assert ROWS == 16 * WARPS // 2
@@ -232,10 +233,17 @@ class Warpgroup:
         return WARP % (WARPS // 2) * 16
 
     def epilogue(self, span: Span) -> None:
-        """Both warpgroups add their probs up, then each stores its columns."""
-        if self.kernel.split:
-            self._hand_on()
+        """The output where the span has all tokens, else sums to the workspace."""
+        if not self.kernel.split:
+            self._put(span)
             return
+        with where(span.total < span.part + 1):
+            self._put(span)
+        with where(span.part < span.total):
+            self._hand_on()
+
+    def _put(self, span: Span) -> None:
+        """Both warpgroups add their probs up, then each stores its columns."""
         self.sums *= self._normal(span)
         for column in range(0, self.kernel.half, 16):
             self._stage(column)

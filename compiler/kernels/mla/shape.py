@@ -19,6 +19,7 @@ from ptxflow.compiler.tile.values import Float32, emit, finite_or_zero, log2, re
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 LANES = 32
 COUNT = "sequences"  # the parameter: how many there are
+LEAST = "least"  # the parameter: tiles of tokens that a part of a prefill has at the least
 BLOCK = LANES * QUAD  # of the workspace: floats of 16 dims by 8 columns
 
 
@@ -132,6 +133,7 @@ class Shape:
         inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", *self.found_by)
         pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
         numbers = ("sm_scale", *((COUNT,) if "kv_indptr" in self.found_by else ()))
+        numbers += (LEAST,) * (self.cut > 1)
         return (*pointers, *((name, "u32") for name in numbers))
 
     def numbered(self) -> Value:

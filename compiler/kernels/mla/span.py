@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 
 from ptxflow.compiler.ir import Scalar, Statement, Storage, Value, const, param, value
 from ptxflow.compiler.kernels.attention.sequences import QueryTiles, Sequences
-from ptxflow.compiler.kernels.mla.shape import COUNT, Shape
+from ptxflow.compiler.kernels.mla.shape import COUNT, LEAST, Shape
 
 
 @dataclass(frozen=True)
 class Span:
     """Tokens first..end-1 of a sequence, for `queries` queries from `row` on.
 
-    `present`: whether there is anything to do; `tokens`: how many the sequence has.
+    `present`: whether there is anything to do; `tokens`: how many the sequence has. Of `total`
+    tokens that CTAs share one has `part` at most: a CTA that has all writes the output.
     """
 
     first: Value
@@ -26,6 +27,8 @@ class Span:
     tokens: Value
     reach: Value  # tokens that the first query sees, plus `asked`, which may be more
     asked: Value
+    total: Value
+    part: Value
 
     def seen(self, query: Scalar) -> Value:
         """The first token that a query of the CTA does not see."""
@@ -77,7 +80,8 @@ class Work:
 
     def _span(self, sequence: Value, first: Value, end: Value, present: Value) -> Span:
         tokens, tiles = self.sequences.tokens, self._tiles(first, end)
-        return Span(first, end, tiles, sequence, const(1), present, tokens, end, const(0))
+        of = tokens, const(self.shape.chunk)
+        return Span(first, end, tiles, sequence, const(1), present, tokens, end, const(0), *of)
 
     def _part(self) -> tuple[list[Statement], Span]:
         """Some of the tiles that the queries of a place see, if there are any."""
@@ -87,11 +91,14 @@ class Work:
         first = number % cut * tokens
         end = (first + tokens).min(span.end)
         tiles, present = self._tiles(first, end), span.present & (first < end)
-        return body, replace(span, first=first, end=end, tiles=tiles, present=present)
+        own = {"first": first, "end": end, "tiles": tiles, "present": present, "part": tokens}
+        return body, replace(span, **own)
 
     def share(self, span: Span) -> Value:
-        """Tiles of a part of a place's, at least one."""
-        return (span.tiles - span.tiles.min(1)) // self.shape.cut + 1
+        """Tiles of a part of a place's: at least one, and as many as the launch says, so that of
+        sequences that differ only long ones are shared."""
+        each, least = (span.tiles - span.tiles.min(1)) // self.shape.cut + 1, param(LEAST)
+        return each + (least - each.min(least))
 
     def queries(self, place: Value) -> tuple[list[Statement], Span]:
         """Some queries of a sequence, and the tokens that the last of them sees."""
@@ -110,6 +117,8 @@ class Work:
             tokens=tokens,
             reach=tokens + first + 1,
             asked=asked,
+            total=end,
+            part=end,
         )
         return [*body, *self.sequences.lengths(sequence), *self.tiles.lengths(sequence)], span
 
