@@ -232,6 +232,14 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
         dsa_indexer.problem(), dsa_indexer.strategy(bits=12), "1 to 2 in shr in value",
         "select.py:323", 0,
     ),
+    "scores from 1 on, beside small ones": (
+        dsa_indexer.problem(), dsa_indexer.strategy(tile=64, stages=3), "0 to 1 as value",
+        "hopper.py:80", 0,
+    ),
+    "tiles of a span on a B200, of a sequence that ended before": (
+        dsa_indexer.problem(), dsa_indexer.strategy(tile=128, span=1024),
+        "sub's left operand alone in stop", "loop of mbar_wait, tcgen05_fence_after", 0,
+    ),
     "rows of tiles, for a last one with one row": (
         gemm.problem(34, 128, 2048), gemm.swapped(tile_n=32), "32 to 33 in div in c1",
         "tma_load(a, B_map", 0,

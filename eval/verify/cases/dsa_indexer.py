@@ -24,6 +24,7 @@ NAN_BYTE = 0x7F  # of float8_e4m3fn
 UNWRITTEN = -7  # an output that a kernel left alone: -1 is padding
 SCALES = (0.5, 1.0, 2.0, 4.0, -1.0)
 FEW = 5
+TINY = 2.0**-24  # what scores of six sequences are multiplied by: 1 beside them leaves none apart
 BEYOND = 2.0
 ZEROS = 1 / 16  # of the tokens of a sequence of negative scores
 #: scores of others, and of nearly all that a list has room for, whose low bits are not all 0: no
@@ -54,6 +55,7 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     keys = rng.integers(-3, 4, (batch, width * page, dim)).astype(np.float32)
     keys[2::4][rng.random(keys[2::4].shape[:2]) < ZEROS] = 0
     scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
+    scales *= np.float32(TINY if batch == 6 else 1)
     if batch <= 2 and (count := _crowd(problem)):
         most = problem["topk"] * batch // 2  # of a single one, others are chosen by position
         for b, length in enumerate(lens):
@@ -86,14 +88,16 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
 
 def _lengths(problem: Problem) -> list[int]:
     """Some sequences leave out a part of their last page, in either half of an MMA's 16 tokens
-    and of a store's four; others are empty, without a last page,
-    short, as long as the list, or half."""
+    and of a store's four; others are empty, without a last page, short (beside a long one of
+    three), as long as the list, or half."""
     most = problem["max_num_pages"] * problem["page_size"]
     listed = min(problem["topk"], most)
     if problem["batch_size"] == 2 and (count := _crowd(problem)):
         return [count, most]
     page = problem["page_size"]
     kinds = (most - 6, 0, most - page // 2 + 5, most - page, FEW, listed, most // 2)
+    if problem["batch_size"] == 3:
+        kinds = most - 6, 0, FEW
     return [kinds[b % len(kinds)] for b in range(problem["batch_size"])]
 
 
