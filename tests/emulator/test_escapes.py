@@ -240,6 +240,10 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
         dsa_indexer.problem(), dsa_indexer.strategy(tile=128, span=1024),
         "sub's left operand alone in stop", "loop of mbar_wait, tcgen05_fence_after", 0,
     ),
+    "half of a digit's range on a B200, for keys alone in a warp's": (
+        dsa_indexer.problem(), dsa_indexer.strategy(bits=10), "32 to 33 in min in inside",
+        "ballot(s_near0", 0,
+    ),
     "rows of tiles, for a last one with one row": (
         gemm.problem(34, 128, 2048), gemm.swapped(tile_n=32), "32 to 33 in div in c1",
         "tma_load(a, B_map", 0,
@@ -293,7 +297,7 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
     ),
     "the last part of a later sequence": (
         mla.problem(prefill=True), mla.wgmma(parts=8, sum_chunks=2),
-        "c_q_begin to c_q_which in sub in index", "ld_global_coherent(c_sums0_0_", 0,
+        "c_q_end to c_end in sub in index", "ld_global_coherent(c_sums0_0_", 0,
     ),
     **{
         f"values of another turn: {change}": (
@@ -342,7 +346,7 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
     ),
     "the part behind the last, of the first sequence": (
         mla.problem(prefill=True), mla.prefill(queries=1, parts=2, tile=32),
-        "c_q_begin to c_q_which in add in index", "ld_global_coherent(c_sums", 0,
+        "c_q_begin to c_q_end in add in index", "ld_global_coherent(c_sums", 0,
     ),
     "a full tile's columns behind the first tile": (
         gemm.problem(512, 4096), gemm.strategy(

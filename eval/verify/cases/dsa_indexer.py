@@ -28,8 +28,8 @@ TINY = 2.0**-24  # what scores of six sequences are multiplied by: 1 beside them
 BEYOND = 2.0
 ZEROS = 1 / 16  # of the tokens of a sequence of negative scores
 #: scores of others, and of nearly all that a list has room for, whose low bits are not all 0: no
-#: digit alike, one, or two
-LONELY, CROWD, BEST = 0.5, (1.0, 1 + 2.0**-4 + 5 * 2.0**-23), 1 + 2.0**-4 + 2.0**-20
+#: digit alike, one, or two; behind a first digit of 10 to 12 bits they begin with a 1
+LONELY, CROWD, BEST = 0.5, (1.375, 1.4375 + 5 * 2.0**-23), 1.4375 + 2.0**-20
 LANE, WARP = 4, 128  # tokens that one loads at a time
 STEPS = (1.0, 1 << 20), (1.5, 7), (1.875, 5)  # scores, of quarters of what is chosen
 
