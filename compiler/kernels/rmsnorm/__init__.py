@@ -50,12 +50,12 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Batches that end at each row of a thread; turns of a loop over groups of rows in a CTA, and
-    in two: more groups than a group has rows; more CTAs than lanes."""
+    """Batches that end at each row of a thread, the first of them of more CTAs than lanes; turns of
+    a loop over groups of rows in a CTA, and in two: more groups than a group has rows."""
     k = Kernel(p, s, device)
     rows = k.group_rows
-    ends = [n * int(s.rows) + 1 for n in range(k.flight)]
-    turns = ((2, 1, ()), (max(5, rows + 1), 2, ())) if k.loops else ((37, None, (3,)),)
+    ends = [36 * rows + 1, *(n * int(s.rows) + 1 for n in range(1, k.flight))]
+    turns = ((2, 1, ()), (max(5, rows + 1), 2, ())) if k.loops else ()
     several = (Size({"batch_size": n * rows + 1}, ctas, some) for n, ctas, some in turns)
     return Trials(({},), (*(Size({"batch_size": n}) for n in ends), *several))
 

@@ -16,6 +16,7 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, Values, plain, stored
 
 Lists = NDArray[np.int32]
 GAP = 64  # entries in a row that name nothing
+LOUD = 7  # the entry, of the last list, whose scores are the greatest as those of a last key are
 
 
 def case(problem: Problem, lists: Any = None, seed: int = 0, scale: float | None = None) -> Case:
@@ -47,8 +48,9 @@ def lists_of(problem: Problem, rng: np.random.Generator) -> Lists:
     """
     tokens, topk = problem["num_tokens"], problem["topk"]
     slots = problem["num_pages"] * problem["page_size"]
-    used = 1 + rng.permutation(slots - 1)[: max(1, slots // 2)]
+    used, spare = np.split(1 + rng.permutation(slots - 1), [max(1, slots // 2)])
     out = rng.choice(used, (tokens, topk))
+    out[-1, LOUD] = spare[0]
     for t in range(1, tokens - 1):
         out[t, rng.random(topk) < 0.3] = -1
         out[t, : GAP if t % 2 else 0] = -1
@@ -60,5 +62,6 @@ def _cache(problem: Problem, given: Lists, rng: np.random.Generator, dim: int) -
     """[num_pages, page_size, dim]; NaN where no list has an entry."""
     shape = (problem["num_pages"], problem["page_size"])
     rows = rng.normal(size=(shape[0] * shape[1], dim)) + attention.common(dim)
+    rows[given[-1, LOUD]] -= (1 - attention.LAST) * attention.common(dim)
     rows[np.setdiff1d(np.arange(len(rows)), given)] = np.nan
     return stored(rows.reshape(*shape, dim), problem.dtype)

@@ -26,11 +26,15 @@ Row = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 RARE = 3  # rows in turn: a softmax, one that is crowded, one that is not
 ALIGNED = 18  # bits of a key in the widest bin of a first digit
 #: the bits above these, by turns: a warp finds bins in both halves of it, in lanes odd and even
-BINS = 0b0101010, 0b1010101
+BINS = 0b0101010, 0b1010101, 0b1010100
 SPREAD = 512  # elements there that fit all lists, spread over the row
 #: keys that elements of the bin have; a single filter ends at the second, p of what k leaves at the
 #: third; by turns in the upper half of any bin, and the last of all that a lane has of later digits
-LEVELS = (0x38CB1, 0x3AAAA, 0x3D555, 0x3F30E), (0x1B2D, 0x4050, 0xA0A0, 0xE4D2)
+#: or that the last lane has
+LEVELS = (
+    (0x38CB1, 0x3AAAA, 0x3D555, 0x3F30E), (0x1B2D, 0x4050, 0xA0A0, 0xE4D2), (0x1, 0x3, 0x6, 0xE4D2)
+)  # fmt: skip
+LEVELS_OF = 0, 0, 1, 2, 1, 0  # by turn
 #: what is between those two and larger elements: in every bin before theirs that their lane has
 NEXT = np.concatenate([np.arange(1, 16), np.arange(1, 32) << 8, np.arange(1, 8) << 16])
 WHOLE = 1 << UNIT
@@ -41,6 +45,7 @@ KEPT = 24320  # elements, after which segments of 1216 and 1280 end
 #: 0 is the first of a segment, -1 the last of one, and KEPT - 1, in long rows
 PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (5, KEPT - 1), (19, -1), (0, 99)
 FEW = 8  # of so many larger elements one is so by far: in other ranges of bins
+HALF = 0.5
 FRONT = 64  # elements that have most of a row: its draw falls in the first segment
 
 
@@ -82,10 +87,10 @@ def place_of(turn: int, vocab: int) -> int:
     return min(lane * width + inside % (1 << width.bit_length() - 1), vocab - 1)
 
 
-def levels(turn: int, most: float) -> Row:
+def levels(which: int, most: float) -> Row:
     """Elements of one bin of the first digit, ascending, at most so large."""
     high = (int(np.float32(most / 16).view(np.uint32)) - LEAST) >> (ALIGNED + 7)
-    keys = (high << 7 | BINS[turn // 2 % 2]) << ALIGNED | np.array(LEVELS[turn // 2 % 2])
+    keys = (high << 7 | BINS[which]) << ALIGNED | np.array(LEVELS[which])
     return (keys + LEAST).astype(np.uint32).view(np.float32)
 
 
@@ -96,7 +101,7 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int) -> Row:
     eighth, own = place * 8 // vocab, place_of(turn, vocab) * 8 // vocab
     dense = crowded & (eighth == own)
     there = (place % max(3, vocab // SPREAD | 1) == 0) & (eighth <= own + 7 * (not crowded))
-    held = levels(turn, min(0.3 / (there | dense).sum(), 2.0**-14))
+    held = levels(LEVELS_OF[turn], min(0.3 / (there | dense).sum(), 2.0**-14))
     larger, far = held[-1] * rng.uniform(1.5, 6, vocab), rng.random(vocab) < 1 / FEW
     count = 1 + (far & (kind == 0) & (there | dense)).sum()
     larger = np.where(far, min(0.2 / count, 2.0**-7) * rng.uniform(0.5, 1, vocab), larger)
@@ -121,7 +126,7 @@ def _units(row: Row) -> Values:
 
 def _rare(tensors: Tensors, batch: int) -> None:
     """k and p of the rare rows, which end at a level, in some rows at the first element of it, and
-    of the first row, past all; and where their draws fall."""
+    of the first row, past all, but of ROWS, whose p is of all; and where their draws fall."""
     both = {"top_k", "top_p"} <= tensors.keys()
     for i in [0, *(i for i in range(batch) if i % RARE)]:
         row, turn = tensors["probs"][i], turn_of(batch, i)
@@ -138,7 +143,7 @@ def _rare(tensors: Tensors, batch: int) -> None:
             tensors["top_k"][i] = k if i else 0
         if "top_p" in tensors:
             goal = int(units[above].sum()) + (2 * count - 1) * round(last * WHOLE) // 2
-            tensors["top_p"][i] = goal / whole if i else 1
+            tensors["top_p"][i] = goal / whole if i else HALF if both and batch == ROWS else 1
 
 
 def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
