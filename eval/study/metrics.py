@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.distance import jensenshannon
+from scipy.special import log_softmax
 
 from ptxflow.env.reward import TAU, log_reward
 from ptxflow.eval.study.runs import Runs
@@ -173,8 +175,7 @@ def plain(value: float) -> float | None:
 
 def normalised(logs: Array) -> Array:
     """Log-probabilities whose exponentials sum to 1."""
-    peak = logs.max()
-    return np.asarray(logs - peak - np.log(np.exp(logs - peak).sum()))
+    return np.asarray(log_softmax(logs))
 
 
 def measured_target(replay: Replay, tau: float = TAU) -> Array:
@@ -190,11 +191,4 @@ def total_variation(first: Array, second: Array) -> float:
 
 def jensen_shannon(first: Array, second: Array) -> float:
     """The Jensen-Shannon distance in base 2: the root of the divergence, 0 to 1."""
-    p, q = np.exp(first), np.exp(second)
-    middle = (p + q) / 2
-
-    def divergence(a: Array) -> float:
-        held = a > 0
-        return float((a[held] * np.log2(a[held] / middle[held])).sum())
-
-    return float(np.sqrt(max(0.0, (divergence(p) + divergence(q)) / 2)))
+    return float(jensenshannon(np.exp(first), np.exp(second), base=2))

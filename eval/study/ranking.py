@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln
+from scipy.special import comb
 from scipy.stats import spearmanr
 
 from ptxflow.command import BadInput, Parser, reports
@@ -73,15 +73,9 @@ def chance_regret(seconds: Array, draws: int = TOP) -> float:
     """Expected regret of the best of `draws` distinct strategies, drawn uniformly."""
     ordered = np.sort(seconds)
     n, k = len(ordered), min(draws, len(ordered))
-    later = np.arange(n - 1, -1, -1)  # strategies slower than each
-    logs = np.full(n, -np.inf)
-    fits = later >= k - 1
-    logs[fits] = _log_choose(later[fits], k - 1) - _log_choose(n, k)
-    return float(ordered @ np.exp(logs) / ordered[0] - 1)
-
-
-def _log_choose(n: Any, k: int) -> Any:
-    return gammaln(np.asarray(n) + 1) - gammaln(k + 1) - gammaln(np.asarray(n) - k + 1)
+    slower = np.arange(n - 1, -1, -1)
+    best = comb(slower, k - 1) / comb(n, k)  # probabilities
+    return float(ordered @ best / ordered[0] - 1)
 
 
 def deal(count: int, folds: int, seed: int = 0) -> list[list[int]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.ndimage import median_filter
 
 from ptxflow.command import Parser, reports
 from ptxflow.eval.study import style
@@ -249,12 +250,7 @@ def _latest(rows: Iterable[Row]) -> list[Row]:
 
 def _smooth(values: np.ndarray[Any, Any], window: int) -> np.ndarray[Any, Any]:
     """Centred running median, so that single bad batches do not hide the course."""
-    half = window // 2
-    padded = np.pad(values, half, mode="edge")
-    smooth: np.ndarray[Any, Any] = np.median(
-        np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1
-    )
-    return smooth
+    return np.asarray(median_filter(values, window // 2 * 2 + 1, mode="nearest"))
 
 
 def _mark(axes: Axes, rows: Sequence[Row]) -> None:
