@@ -13,7 +13,6 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -38,8 +37,6 @@ from ptxflow.env.tasks.shapes import FOLLOWING, following, taken
 from ptxflow.env.tasks.training_set import registered, row_of
 from ptxflow.env.tasks.workload import workloads
 
-J = TypeVar("J")
-T = TypeVar("T")
 Places = list[tuple[Definition, dict[str, int]]]
 
 DOUBLINGS = 20  # of random axes, at the most

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.emulator.coverage import Coverage, skeleton
 from ptxflow.compiler.launch import Launch, PointerParam, ScalarParam
-from ptxflow.eval.verify import trials
 from ptxflow.eval.verify.trials import cover
 from tests.families.gemm import CASES, problem_for
 
@@ -124,17 +121,6 @@ def test_a_skeleton_has_no_numbers() -> None:
     assert skeleton("add.u32 %r12, %r3, 5;") == skeleton("add.u32 %r12, %r3, 0x40;")
     assert skeleton("add.u32 %r12, %r3, 5;") != skeleton("add.u32 %r12, %r4, 5;")
     assert skeleton("ld.v4.b32 %a;") != skeleton("ld.v2.b32 %a;")
-
-
-def planted(old: str, new: str) -> Callable[..., str]:
-    write = trials.write
-
-    def written(kernel: object, device: object) -> str:
-        text = write(kernel, device)  # type: ignore[arg-type]
-        assert old in text
-        return text.replace(old, new, 1)
-
-    return written
 
 
 def test_a_gemm_is_covered_by_a_few_problems() -> None:

@@ -50,7 +50,6 @@ from tests.families import (
 )
 
 H200 = DEVICES["h200"]
-FAR = 34  # turns of a ring
 
 unit, query_row, origin = Combine.unit, Span.query_row, Tiling.origin
 wait_full, find, weight_scale = Ring.wait_full, Search.find, Grouped.weight_scale

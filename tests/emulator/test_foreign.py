@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable
 from fnmatch import fnmatch
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -123,7 +122,6 @@ def test_lanes_that_a_product_leaves_out() -> None:
             check_values(fixture)
 
 
-Words = NDArray[Any]
 Snippet = Callable[..., NDArray[np.uint32]]
 FULL = 0xFFFFFFFF
 
