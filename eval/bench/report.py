@@ -158,25 +158,6 @@ def shares_of_copy(records: Iterable[Record]) -> dict[Place, float]:
     }
 
 
-def matrix(best: Mapping[Place, float], form: str) -> str:
-    """A number of each definition (rows) at each value of its axes (columns), in format `form`;
-    definitions of other axes in a table of their own."""
-    tables: dict[tuple[str, ...], dict[tuple[str, tuple[int, ...]], float]] = {}
-    for (name, axes), value in best.items():
-        values = tuple(v for _, v in axes)
-        tables.setdefault(tuple(n for n, _ in axes), {})[name, values] = value
-    shown = []
-    for names, cells in tables.items():
-        columns = sorted({values for _, values in cells})
-        header = ["definition", *(f"{','.join(names)}={','.join(map(str, c))}" for c in columns)]
-        body = [
-            [row, *(format(cells[row, c], form) if (row, c) in cells else "-" for c in columns)]
-            for row in sorted({row for row, _ in cells})
-        ]
-        shown.append(align([header, *body]))
-    return "\n".join(shown)
-
-
 def means(records: Iterable[Record]) -> list[str]:
     """Lines on all workloads: geometric means of ratios, to the best library and to each, how many
     are under SLOWER, shares of a copy, whose outputs differ, which baselines are absent and why."""
@@ -299,8 +280,8 @@ def totals(records: Sequence[Record]) -> str:
     return ", ".join(text)
 
 
-def summary(records: Sequence[Record], table: bool = False) -> str:
-    """Where the records come from, a line for each workload or a table, and means over all."""
+def summary(records: Sequence[Record]) -> str:
+    """Where the records come from, a line for each workload, and means over all."""
     records = settled(records)
     machines = {
         f"{r.gpu.get('name')}, driver {r.gpu.get('driver')}, ptxas {r.ptxas}"
@@ -311,13 +292,7 @@ def summary(records: Sequence[Record], table: bool = False) -> str:
     lines = [*sorted(machines)]
     if clocks:
         lines.append(f"SM clock {min(clocks)}..{max(clocks)} MHz")
-    if table:
-        lines.append(matrix(best_ratios(records), ".2f"))
-        if shares := shares_of_copy(records):
-            lines += ["bytes/s over a copy's", matrix(shares, ".0%")]
-    else:
-        lines.append(bench_table(records))
-    lines += filter(None, [kinds(records)])
+    lines += filter(None, [bench_table(records), kinds(records)])
     return "\n".join([*lines, *means(records), totals(records)])
 
 
@@ -379,8 +354,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("files", nargs="*", type=Path, metavar="FILE", help=".jsonl or .jsonl.xz")
-    about = "only the best ratios, a column for each axis value"
-    add("--matrix", action="store_true", help=about)
     add("--rates", action="store_true", help="only kernels a second, a campaign a file")
     about = "only one choice for all ranks, a campaign each, by the mean of their times"
     add("--ranks", action="store_true", help=about)
@@ -404,7 +377,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_whole(args.choices, json.dumps(rows) + "\n")
         print(said)
     elif args.files:
-        print(summary([r for path in args.files for r in require_records(path)], args.matrix))
+        print(summary([r for path in args.files for r in require_records(path)]))
     if args.agree:
         both = load_measurements(args.agree[:1]), load_measurements(args.agree[1:])
         if args.choices:
