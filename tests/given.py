@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from ptxflow.compiler.device import B200, H200
-from ptxflow.compiler.family import Choice, Family, Problem, Strategy
+from ptxflow.compiler.family import Choice, Family, Strategy
 from ptxflow.env.tasks.definition import load
 from tests.row import Bad, Json
 
@@ -59,8 +58,3 @@ def strategies(family: Family, **base: Choice) -> Callable[..., Strategy]:
 def variable(given: Json, axes: Mapping[str, int]) -> dict[str, int]:
     """Those of the axes that are variable in the definition."""
     return {n: v for n, v in axes.items() if given["axes"].get(n, {}).get("type") == "var"}
-
-
-def with_axes(p: Problem, **axes: int) -> Problem:
-    """The problem at other axes, with the work that it had."""
-    return replace(p, axes=tuple((dict(p.axes) | axes).items()))

@@ -8,14 +8,13 @@ dispatch are of free axes.
 from __future__ import annotations
 
 import ast
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ptxflow.env.tasks.arguments import UsageError, parse_axes
+from ptxflow.env.tasks.arguments import UsageError, parse_axes, product
 from ptxflow.env.tasks.definition import Definition, DefinitionError, names
 from ptxflow.env.tasks.workload import workloads
 from ptxflow.eval.sample.selection import trained_ranges
@@ -186,7 +185,7 @@ def spaced(low: int, high: int, parts: int, widest: int) -> list[int]:
 
 def looks(ranges: Ranges, most: int) -> list[Sizes]:
     """At most `most` sizes, spread evenly over the octaves of each axis, with its ends."""
-    return _product({n: _octaves(*r, share) for n, r, share in _shares(ranges, most)})
+    return product({n: _octaves(*r, share) for n, r, share in _shares(ranges, most)})
 
 
 def between(ranges: Ranges, most: int) -> list[Sizes]:
@@ -195,7 +194,7 @@ def between(ranges: Ranges, most: int) -> list[Sizes]:
     for name, (low, high), share in _shares(ranges, most):
         even = spaced(low, high, 8, 1 << max(0, high.bit_length() - 5))
         found[name] = even if len(even) <= share else _octaves(low, high, share)
-    return _product(found)
+    return product(found)
 
 
 def bounds(ranges: Ranges, most: int, looked: Sequence[Sizes] = ()) -> dict[str, list[int]]:
@@ -222,7 +221,3 @@ def _octaves(low: int, high: int, most: int) -> list[int]:
         if len(found := spaced(low, high, parts, high)) <= most:
             return found
     return sorted({round(v) for v in np.geomspace(low, high, max(2, most))})
-
-
-def _product(values: Mapping[str, Sequence[int]]) -> list[Sizes]:
-    return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]

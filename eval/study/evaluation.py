@@ -23,7 +23,7 @@ from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.measurements import MeasurementError, by_workload, load_measurements
 from ptxflow.env.observations import read_observed
-from ptxflow.env.reward import Reward, log_reward
+from ptxflow.env.reward import ModelReward, Reward, log_reward
 from ptxflow.env.reward_source import build, stored
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import SurrogateError
@@ -36,7 +36,7 @@ from ptxflow.eval.study.ablation import ablations
 from ptxflow.eval.study.arguments import PAGE, PARTS, PLOTS, RECORDS, RESULTS
 from ptxflow.eval.study.draws import by_model, sharpness
 from ptxflow.eval.study.kernels import roofline, summary
-from ptxflow.eval.study.knowledge import look_up, model_scores, surrogate_scores, trained_problems
+from ptxflow.eval.study.knowledge import look_up, surrogate_scores, trained_problems
 from ptxflow.eval.study.live import find_fields, judged, play_field
 from ptxflow.eval.study.plots import draw
 from ptxflow.eval.study.report import TRAINING, render
@@ -147,7 +147,7 @@ def distributions_on(
 
 
 def methods_on(
-    distributions: Sequence[Distribution], model: Array, surrogate: Array | None
+    distributions: Sequence[Distribution], space: Space, surrogate: Array | None
 ) -> list[Method]:
     """Every method of one workload: policies, rankings that were there before, searches."""
     out: list[Method] = []
@@ -163,6 +163,7 @@ def methods_on(
             out.append(Ranked("nearest workload", b.nearest))
     if surrogate is not None:
         out.append(Ranked("surrogate top-k", surrogate))
+    model = ModelReward().tflops(space, space.codes)
     return [*out, Ranked("model top-k", model), *SEARCHES]
 
 
@@ -282,9 +283,7 @@ def play_all(
     fitted = fitted_scores([r.space for r in replays], files, args)
     methods = {
         r.name: [
-            *players(
-                methods_on(distributions[r.name], model_scores(r.space), scores), args.methods
-            ),
+            *players(methods_on(distributions[r.name], r.space, scores), args.methods),
             *named(beside, r, distributions[r.name], args.methods),
             *([model(r)] if model else ()),
         ]
@@ -400,7 +399,7 @@ def play_live(args: argparse.Namespace) -> dict[str, Any]:
     with measurer.open_measurer(path, fields[0].space.device, families, command) as measure:
         for field, scores in zip(fields, fitted, strict=True):
             distributions = distributions_on(field.space, policies, {}, absent)
-            held = methods_on(distributions, model_scores(field.space), scores)
+            held = methods_on(distributions, field.space, scores)
             methods = players(held, args.methods)
             played[field.name] = play_field(field, methods, args.seeds, args.budget, measure)
     measured = {g[0].workload: g for g in by_workload(load_measurements([path])).values()}

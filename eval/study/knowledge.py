@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.processes import each
-from ptxflow.env.cost import model_tflops
 from ptxflow.env.observations import Observations
 from ptxflow.env.reward import Reward
 from ptxflow.env.space import Space, enumerate_space
@@ -30,11 +29,6 @@ from ptxflow.eval.study.ranking import deal
 
 Array = NDArray[np.float64]
 FOLDS = 3  # fits of a family: each leaves out a third of the spaces judged
-
-
-def model_scores(space: Space) -> Array:
-    """[len(space)] modelled TFLOP/s."""
-    return model_tflops(space.family, space.fields(), space.problem, space.device)
 
 
 def look_up(space: Space, reward: Reward, trained: Sequence[Problem]) -> Array | None:

@@ -28,7 +28,7 @@ from tests.families.gemm import problem, strategy
 from tests.families.gqa_prefill import PREFILL, sized
 from tests.families.gqa_prefill import strategy as gqa
 from tests.families.mla import DECODE, decode, prefill, wgmma
-from tests.given import B200, H200, with_axes
+from tests.given import B200, H200
 
 Build = Callable[..., Any]
 Run = Callable[..., Any]
@@ -196,7 +196,7 @@ def test_a_cache_without_pages_is_not_read() -> None:
     for name in ("ckv_cache", "kpe_cache"):
         case.tensors[name] = case.tensors[name][:0]
     s = dsa_sparse.strategy(chunk=0, stages=1)
-    assert not wrong(with_axes(p, num_pages=0), s, case)
+    assert not wrong(p.at(num_pages=0), s, case)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from tests.given import (
     resized,
     strategies,
     variable,
-    with_axes,
 )
 from tests.row import Bad, Case, Ordered, Planted, Reference, Refused, Row, Run, Same, Sampled, Size
 
@@ -172,7 +171,7 @@ def _ordered(name: str, s: Strategy, **more: Any) -> Ordered:
 
 def of_lengths(p: Problem, lengths: Sequence[int]) -> Problem:
     """The problem with the pages, of a token each, that sequences of these lengths have."""
-    return with_axes(p, num_kv_indices=sum(lengths), num_pages=sum(lengths) + 3)
+    return p.at(num_kv_indices=sum(lengths), num_pages=sum(lengths) + 3)
 
 
 def _sizes(packed: bool) -> tuple[Size, ...]:

@@ -41,7 +41,7 @@ from tests.families import (
     rmsnorm,
     sampling,
 )
-from tests.given import B200, H200, variable, with_axes
+from tests.given import B200, H200, variable
 from tests.row import Case, space
 
 INDEXER_AXES = {"batch_size": 3, "max_num_pages": 10, "num_pages": 20}
@@ -240,7 +240,7 @@ def test_definitions_of_many_heads_are_those_of_fewer_but_for_these(path: Path) 
     assert given["axes"]["num_qo_heads"]["value"] == 128
     found = family_for(given["op_type"], given["inputs"])
     many = found.problem(given, variable(given, MLA_AXES))
-    half = with_axes(many, num_qo_heads=64)
+    half = many.at(num_qo_heads=64)
     for dev in (H200, B200):
         wide, narrow = space(many, dev), space(half, dev)
         assert len(wide) and np.array_equal(wide.codes, narrow.codes)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ptxflow.compiler.family import Problem
 from ptxflow.compiler.kernels.attention import UNLIKE
 from ptxflow.compiler.launch import Arguments
+from ptxflow.env.tasks.sequences import indptr
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, poisoned, stored
 
 Ints = NDArray[np.int64]
@@ -62,11 +63,6 @@ def sequence_count(problem: Problem) -> int:
     """How many sequences there are; a prefill over pages of one token says it by len_indptr."""
     axes = dict(problem.axes)
     return axes["batch_size"] if "batch_size" in axes else axes["len_indptr"] - 1
-
-
-def bounds_of(sizes: Ints) -> Ints:
-    """Where each of some sizes begins, and where the last ends."""
-    return np.concatenate([[0], np.cumsum(sizes)])
 
 
 def choose(
@@ -198,7 +194,7 @@ def page_table(problem: Problem, given: Sequences, rng: np.random.Generator) -> 
     indices = rng.permutation(problem["num_pages"])
     indices = indices[indices > 0][:owned] if owned < len(indices) else indices
     tensors: Tensors = {
-        "kv_indptr": bounds_of(given.pages).astype(np.int32),
+        "kv_indptr": indptr(given.pages).astype(np.int32),
         "kv_indices": indices.astype(np.int32),
     }
     if page > 1:
@@ -253,7 +249,7 @@ def normal(problem: Problem, rng: np.random.Generator, *shape: int) -> Values:
 def keys(problem: Problem, given: Sequences, rng: np.random.Generator, *shape: int) -> Values:
     """[tokens, ..., dim] in float64: normal ones, and what all have in common."""
     share = np.ones((given.tokens, *[1] * len(shape)))
-    share[bounds_of(given.keys)[1:][given.keys > 0] - 1] = LAST
+    share[indptr(given.keys)[1:][given.keys > 0] - 1] = LAST
     out = rng.normal(size=(given.tokens, *shape)) + share * common(shape[-1])
     return plain(stored(out, problem.dtype)).astype(np.float64)
 
@@ -291,7 +287,7 @@ def complete(
     output = np.zeros((*q.shape[:2], values.shape[-1]))
     lse = np.full(q.shape[:2], -np.inf)
     output_error, lse_error = np.zeros_like(output), np.zeros(lse.shape)
-    rows, tokens = bounds_of(given.queries), bounds_of(given.keys)
+    rows, tokens = indptr(given.queries), indptr(given.keys)
     for b, count in enumerate(given.queries):
         for i in range(count):
             seen = int(given.keys[b] + i + 1 - count)

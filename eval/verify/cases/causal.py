@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ptxflow.compiler.family import Problem
+from ptxflow.env.tasks.sequences import indptr
 from ptxflow.eval.verify.cases import attention
 from ptxflow.eval.verify.cases.case import Case, Tensors, stored
 
@@ -53,11 +54,11 @@ def _gqa(
     v = attention.normal(problem, rng, given.tokens, kv_heads, dim)
     tensors: Tensors = {"q": stored(q, problem.dtype)}
     if "total_q" in axes:
-        tensors["qo_indptr"] = attention.bounds_of(given.queries).astype(np.int32)
+        tensors["qo_indptr"] = indptr(given.queries).astype(np.int32)
     if "total_kv" in axes:
         v[np.repeat(given.queries == 0, given.keys)] = np.inf  # which nobody sees
         tensors |= {"k": stored(k, problem.dtype), "v": stored(v, problem.dtype)}
-        tensors["kv_indptr"] = attention.bounds_of(given.keys).astype(np.int32)
+        tensors["kv_indptr"] = indptr(given.keys).astype(np.int32)
     else:
         table = attention.page_table(problem, given, rng)
         tensors |= table
@@ -84,7 +85,7 @@ def _mla(
     for name, part in zip(("ckv_cache", "kpe_cache"), keys, strict=True):
         tensors[name] = attention.cached(problem, given, tensors, part)
     if "total_q" in dict(problem.axes):
-        tensors["qo_indptr"] = attention.bounds_of(given.queries).astype(np.int32)
+        tensors["qo_indptr"] = indptr(given.queries).astype(np.int32)
     whole, latent = np.concatenate(keys, -1)[:, None], keys[0][:, None]
     scale = scale or sum(dims) ** -0.5
     return attention.complete(problem, tensors, given, np.concatenate(q, -1), whole, latent, scale)
