@@ -13,14 +13,15 @@ standard deviation over seeds, and how far the learned log Z is from the exact o
 from __future__ import annotations
 
 import json
-import multiprocessing
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ptxflow.command import Parser
+from ptxflow.compiler.processes import each
 
 TEMPERATURES = (0.005, 0.01, 0.02, 0.1)
 WORKLOADS = {  # definitions, and values of their axes or sizes
@@ -61,8 +62,11 @@ def workloads(family: str, device: str) -> list[Any]:
     return [relate(f.wide if wide else f, problem, known(device)) for f, problem in found]
 
 
-def run(job: Job, steps: int, device: str, options: dict[str, Any], until: float) -> dict[str, Any]:
-    """One training, as a row: what it was, and how far it is from its targets in the end."""
+def run(
+    steps: int, device: str, options: dict[str, Any], given: tuple[Job, float]
+) -> dict[str, Any]:
+    """One training, until a time, as a row: what it was, and how far it is from its targets in the
+    end."""
     import torch
 
     from ptxflow.compiler.kernels import family as listed_family
@@ -71,7 +75,7 @@ def run(job: Job, steps: int, device: str, options: dict[str, Any], until: float
     from ptxflow.gfn.training import Trainer
 
     torch.set_num_threads(1)
-    family, variant, seed = job
+    (family, variant, seed), until = given
     spaces = workloads(family, device)
     own: dict[str, Any] = {"batch": 512, "stages": 1, "warmup": 20, "objective": "tb"}
     own |= options | VARIANTS[variant]
@@ -136,18 +140,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs = [(f, v, s) for s in range(args.seeds) for f in named[0] for v in named[1]]
     waves = -(-len(jobs) // args.jobs)
     begin, rows = time.time(), []
-    queue = multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1)
-    with queue as pool:
-        waiting = []
-        for i, job in enumerate(jobs):
-            until = begin + args.limit * (i // args.jobs + 1) / waves
-            given = args.steps, args.device, args.train, until
-            waiting.append(pool.apply_async(run, (job, *given)))
-        for row in waiting:
-            rows.append(row.get())
-            if args.out:
-                with args.out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
+    ends = [begin + args.limit * (i // args.jobs + 1) / waves for i in range(len(jobs))]
+    work = partial(run, args.steps, args.device, args.train)
+    for row in each(work, list(zip(jobs, ends, strict=True)), args.jobs, "train", "run"):
+        rows.append(row)
+        if args.out:
+            with args.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
     print("\n".join(table(rows)))
     return 0
 

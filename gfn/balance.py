@@ -42,16 +42,13 @@ class KernelEnv(DiscreteEnv):
 
     is_conditional = True
 
-    def __init__(
-        self, walks: Walks, worth: Callable[[Tensor, Tensor], Tensor], debug: bool = False
-    ) -> None:
+    def __init__(self, walks: Walks, worth: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.walks = walks
         self.worth = worth
         super().__init__(
             n_actions=max(walks.sizes) + 1,
             s0=torch.full((walks.depth,), -1, dtype=torch.int64, device=walks.device),
             state_shape=(walks.depth,),
-            debug=debug,
         )
 
     def make_states_class(self) -> type[DiscreteStates]:
