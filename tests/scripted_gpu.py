@@ -86,10 +86,10 @@ def script_gpus(
     monkeypatch.setattr(ptxas, "executable", lambda: Path("ptxas"))
 
 
-def scripted_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
+def scripted_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, child: str = CHILD) -> Worker:
     """What `open_measurer` finds. A file `broken` in the folder makes the child fail once."""
     script = tmp_path / "child.py"
-    script.write_text(CHILD)
+    script.write_text(child)
     environment = {"FAKE_BROKEN": str(tmp_path / "broken")}
     worker = Worker([sys.executable, str(script)], environment=environment)
     script_gpus(monkeypatch, lambda device: [worker], fake_compile)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.util
 import json
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 from ptxflow.compiler.library.manifest import write_library
 from ptxflow.eval.sample.export import METADATA, VARIANT, main
 from tests.builders import refused
-from tests.eval.test_solution import close, operands
-from tests.library.fake import FakeDevice, FakeLibrary
-from tests.library.made import FILES, GEMM, KERNELS
+from tests.eval.test_solution import close, loaded, operands
+from tests.library.made import FILES, GEMM
 
 
 @pytest.fixture
@@ -26,12 +24,7 @@ def variant(tmp_path: Path) -> Path:
 
 
 def test_it_runs_by_itself(variant: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = importlib.util.spec_from_file_location("exported_gemm", variant / "__init__.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    library = FakeLibrary(KERNELS)
-    monkeypatch.setattr(module.library_call, "Cuda", lambda: FakeDevice(library))
+    module, library = loaded(variant / "__init__.py", monkeypatch)
     a, b, right = operands(70)
     close(module.run(a, b), right)
     assert library.loaded == [b"cubin of a", b"cubin of b"]

@@ -26,7 +26,12 @@ def imported(
     folder: Path, data: dict[str, Any], patch: pytest.MonkeyPatch
 ) -> tuple[Any, FakeLibrary]:
     """main.py of an unpacked Solution, over a device that is none."""
-    spec = importlib.util.spec_from_file_location("solution_main", unpack(data, folder))
+    return loaded(unpack(data, folder), patch)
+
+
+def loaded(path: Path, patch: pytest.MonkeyPatch) -> tuple[Any, FakeLibrary]:
+    """A module that brings its own runtime, over a device that is none."""
+    spec = importlib.util.spec_from_file_location("brought", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

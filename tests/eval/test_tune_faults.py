@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from ptxflow.eval.bench.worker import Worker
 from ptxflow.eval.tune import counters, knowledge, session
 from ptxflow.eval.tune.benches import OnGpu
 from ptxflow.eval.tune.gaps import Profile
-from tests.scripted_gpu import CHILD, fake_compile, script_gpus, scripted_gpu
+from tests.scripted_gpu import CHILD, scripted_gpu
 
 WORKLOAD = ["--definition", "gemm_n256_k7168", "--axes", "M=64"]
 #: the scripted child, in which kernels 4..., 9... hang and 5... end the process
@@ -184,11 +183,7 @@ def test_without_a_profile_the_loop_goes_on_by_floors(
 def test_a_branch_that_hangs_or_faults_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = tmp_path / "child.py"
-    script.write_text(FAULTY)
-    environment = {"FAKE_BROKEN": str(tmp_path / "broken")}
-    worker = Worker([sys.executable, str(script)], environment=environment)
-    script_gpus(monkeypatch, lambda _: [worker], fake_compile)
+    scripted_gpu(monkeypatch, tmp_path, FAULTY)
     without_code(monkeypatch)
 
     @contextmanager
