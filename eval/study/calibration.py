@@ -1,12 +1,11 @@
 """Fit the analytic model's constants to measurements, within what is plausible; print the table.
 
 The constants are a device's rates (`env/cost.py`) and what each family's kernels cost there
-(`Family.costs`), of all families jointly or of one; --keep-rates fits the costs alone, as suits a
-family that joins others. Robust
-least squares on log time: fast strategies weigh more, each workload about the same, the order
-within a workload more than its level, and a constant that the data do not determine stays where it
-is. Nothing is written: the table is to be read, doubted and pasted. How well it carries over is
-judged on workloads that the fit has not seen.
+(`Family.costs`), of all families jointly or of one. Robust least squares on log time: fast
+strategies weigh more, each workload about the same, the order within a workload more than its
+level, and a constant that the data do not determine stays where it is. Nothing is written: the
+table is to be read, doubted and pasted. How well it carries over is judged on workloads that the
+fit has not seen.
 
     ptxflow calibrate --measurements eval/measurements/h200-gemm-trained.jsonl.xz --family gemm
 """
@@ -74,11 +73,9 @@ def tables(family: Family) -> dict[str, dict[str, Any]]:
     return {RATES: cost.RATES, f"{family.name}.": family.costs}
 
 
-def constants(families: Sequence[Family], device: Device, keep_rates: bool) -> list[Constant]:
-    """The rates of the device, unless they are kept, and what the families' kernels cost there."""
+def constants(families: Sequence[Family], device: Device) -> list[Constant]:
+    """The rates of the device, and what the families' kernels cost there."""
     held = {prefix: t.get(device.name) for f in families for prefix, t in tables(f).items()}
-    if keep_rates:
-        del held[RATES]
     out = []
     for prefix, table in held.items():
         for short, value in (asdict(table) if table else {}).items():
@@ -231,7 +228,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadInput(f"calibrating needs two workloads with {args.least} strategies; see --least")
     few = [thinned(o, args.most) for o in observed]
     families = list({o.family.name: o.family for o in few}.values())
-    free = felt(few, constants(families, few[0].device, args.keep_rates))
+    free = felt(few, constants(families, few[0].device))
     if not free:
         raise BadInput("nothing to fit: no constant moves what was measured")
     judged = cross_fit(observed, free, choose_folds(observed, args.hold_out, args.folds), args.most)
@@ -246,7 +243,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="ptxflow calibrate", description=__doc__)
     add = parser.add_argument
     add_measurements(parser, folds=4)
-    add("--keep-rates", action="store_true", help="fit costs alone, not the device's rates")
     add("--most", type=positive_int, default=300, metavar="N",
         help="fit to so many strategies of each, half the fastest (default: 300)")  # fmt: skip
     return run(parser.parse_args(argv))

@@ -91,11 +91,10 @@ def roofline(records: Iterable[Record]) -> list[dict[str, Any]]:
             continue
         problem = counted(definition, dict(axes), timed_on(best))
         tflops = problem.flops / best.latency_us["median"] / 1e6
-        roof = problem.roofline_tflops(DEVICES[best.device])
         out.append({
             "definition": name, "axes": dict(axes), "family": problem.family, "device": best.device,
             "intensity": plain(problem.intensity), "tflops": plain(tflops),
-            "of_roof": plain(tflops / roof), **gaps(problem, DEVICES[best.device], best),
+            **gaps(problem, DEVICES[best.device], best),
         })  # fmt: skip
     return sorted(out, key=lambda row: (row["definition"], sorted(row["axes"].items())))
 

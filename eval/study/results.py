@@ -241,7 +241,6 @@ def _bico(replay: Replay, run: Runs) -> dict[str, Any]:
         "log": [[t.budget, plain(t.reuse), plain(t.time), plain(t.best), t.sink, t.plateau]
                 for t in tests],
         "plateau": plain(float(np.median(stopped))) if stopped else None,
-        "plateaus": len(stopped) / len(stops),
         "lost_at_plateau": plain(float(np.median(lost))) if lost else None,
         "guaranteed": promised,
     }  # fmt: skip

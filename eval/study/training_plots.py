@@ -84,7 +84,8 @@ def quantity(runs: Sequence[Sequence[Row]], name: str) -> Figure:
         x, y = curve.T
         look = style.family_look(family)["color"]
         axes.plot(x, y, color="0.75", linewidth=0.8, label=STEP)
-        axes.plot(x, _smooth(y, max(1, len(y) // 40)), color=look, linewidth=1.6)
+        smooth = median_filter(y, len(y) // 80 * 2 + 1, mode="nearest")  # hides single bad batches
+        axes.plot(x, smooth, color=look, linewidth=1.6)
         ends.append(float(np.median(y[-max(1, round(LATE * len(y))) :])))
         _mark(axes, rows)
         text = style.share(ends[-1]) if about.percent else f"{ends[-1]:.2g}"
@@ -246,11 +247,6 @@ def _latest(rows: Iterable[Row]) -> list[Row]:
     """One row a step, the last written, in order of steps."""
     by_step = {int(row["step"]): row for row in rows}
     return [by_step[step] for step in sorted(by_step)]
-
-
-def _smooth(values: np.ndarray[Any, Any], window: int) -> np.ndarray[Any, Any]:
-    """Centred running median, so that single bad batches do not hide the course."""
-    return np.asarray(median_filter(values, window // 2 * 2 + 1, mode="nearest"))
 
 
 def _mark(axes: Axes, rows: Sequence[Row]) -> None:

@@ -19,31 +19,27 @@ EFFECT = 0.01  # a change in time that counts; less may be noise
 
 def transfer(replays: Sequence[Replay]) -> dict[str, Any]:
     """By family and device: `loss[i][j]`, what the fastest strategy of workload i that the
-    sub-space of workload j holds loses in j; `rank[i][j]` is its place in i, from 1. None where it
-    holds none of the KNOWN fastest."""
+    sub-space of workload j holds loses in j; None where it holds none of the KNOWN fastest."""
     groups: dict[str, list[Replay]] = {}
     for r in replays:
         groups.setdefault(f"{r.space.family.name} on {r.space.device.name}", []).append(r)
-    out = {}
-    for name, held in groups.items():
-        pairs = [[_taken(a, b) for b in held] for a in held]
-        out[name] = {
+    return {
+        name: {
             "workloads": [r.name for r in held],
-            "loss": [[plain(loss) for loss, _ in row] for row in pairs],
-            "rank": [[rank for _, rank in row] for row in pairs],
+            "loss": [[plain(_taken(a, b)) for b in held] for a in held],
         }
-    return out
+        for name, held in groups.items()
+    }
 
 
-def _taken(source: Replay, goal: Replay) -> tuple[float, int | None]:
+def _taken(source: Replay, goal: Replay) -> float:
     codes = source.space.codes[np.argsort(source.times, kind="stable")[:KNOWN]]
     known = goal.space.codes
     at = np.minimum(np.searchsorted(known, codes), len(known) - 1)
     shared = np.flatnonzero(known[at] == codes)
     if not len(shared):
-        return float("inf"), None
-    first = int(shared[0])
-    return float(goal.times[at[first]] / goal.optimum - 1), first + 1
+        return float("inf")
+    return float(goal.times[at[shared[0]]] / goal.optimum - 1)
 
 
 def attribution(replays: Iterable[Replay]) -> dict[str, list[dict[str, Any]]]:

@@ -41,7 +41,7 @@ def observed() -> list[Observations]:
 
 
 def named(observed: list[Observations], *names: str) -> list[Constant]:
-    known = {c.name: c for c in constants([observed[0].family], H200, keep_rates=False)}
+    known = {c.name: c for c in constants([observed[0].family], H200)}
     return [known[name] for name in names]
 
 
@@ -66,7 +66,7 @@ def test_what_fits_stays_and_ranges_hold(observed: list[Observations]) -> None:
 def test_named_costs_of_the_family_are_among_them_and_unfelt_ones_left_out(
     observed: list[Observations],
 ) -> None:
-    known = constants([observed[0].family], H200, keep_rates=False)
+    known = constants([observed[0].family], H200)
     assert all(c.low <= c.value <= c.high for c in known)
     names = {c.name for c in known}
     own = {n.removeprefix("gemm.") for n in names if not n.startswith("rates.")}
@@ -80,7 +80,7 @@ def test_the_model_is_as_before_after_a_block_and_after_an_error(
 ) -> None:
     first = observed[0]
     before, rates = log_seconds(first, {}), cost.RATES["h200"]
-    values = {c.name: c.value * 1.5 for c in constants([first.family], H200, keep_rates=False)}
+    values = {c.name: c.value * 1.5 for c in constants([first.family], H200)}
     assert (log_seconds(first, values) != before).all()
     with pytest.raises(RuntimeError), changed(first.family, H200, values):
         assert cost.RATES["h200"] != rates
