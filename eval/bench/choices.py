@@ -73,13 +73,6 @@ def _apart(runs: Sequence[Times], a: Any, b: Any) -> float | None:
     return None
 
 
-def _shared(
-    first: Iterable[Measurement], second: Iterable[Measurement]
-) -> list[tuple[Any, list[Measurement], list[Measurement]]]:
-    one, other = by_workload(first), by_workload(second)
-    return [(place, one[place], other[place]) for place in one if place in other]
-
-
 def choices(
     first: Iterable[Measurement], second: Iterable[Measurement], defaults: Defaults = NONE,
 ) -> list[dict[str, Any]]:  # fmt: skip
@@ -133,8 +126,9 @@ def agreement_table(
     there = [by_workload(judge) for judge in judges]
     cells, same = [("workload", "A's over B's", "mean")], 0
     means, spread = list[float](), list[float]()
-    for place, *both in _shared(first, second):
-        a, b = (delivered(group, defaults.get(place[:2])) for group in both)
+    both = by_workload(first), by_workload(second)
+    for place in (p for p in both[0] if p in both[1]):
+        a, b = (delivered(group[place], defaults.get(place[:2])) for group in both)
         asked = [_apart(_times(group.get(place, ())), a, b) for group in there]
         logs = [found for found in asked if found is not None]
         if logs:
