@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import device
-from ptxflow.compiler.emulator import Report, emulate, from_bfloat16, to_bfloat16
-from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.kernels import family
+from ptxflow.compiler.emulator import Report, emulate
 from ptxflow.compiler.launch import Launch, Param, PointerParam, TensorMapParam
+from ptxflow.eval.verify.cases import case_of
+from tests.builders import GEMM, gemm_problem
+from tests.emulation import outside
+from tests.families import gemm
 
 Run = Callable[..., tuple[bool, Report]]
 Build = Callable[..., tuple[str, Launch]]
@@ -30,35 +32,22 @@ def build() -> Build:
 
     @lru_cache(maxsize=64)
     def made(
-        name: str, m: int, n: int, k: int, dtype: str, choices: tuple[tuple[str, int | str], ...]
-    ) -> tuple[str, Launch]:
-        axes = (("M", m), ("N", n), ("K", k))
-        problem = Problem("gemm", "gemm", axes, dtype, 2.0 * m * n * k, 2.0 * (m * k + n * k))
-        maker, target = family("gemm"), device(name)
-        given = {d.name: d.choices[0] for d in maker.decisions} | dict(choices)
-        strategy = Strategy("gemm", tuple(given.items()))
-        kernel = maker.build(problem, strategy, target)
-        return write(kernel, target), maker.launch(problem, strategy, target)
-
-    def gemm(
         name: str, m: int, n: int, k: int, dtype: str = "float16", **choices: int | str
     ) -> tuple[str, Launch]:
-        base: dict[str, int | str] = {
-            "cta_group": 1, "tile_m": 128, "tile_n": 64, "consumers": 1,
-            "tile_k": 64, "cluster": "1x1", "epilogue": "tma", "num_stages": 2,
-            "warp_specialized": 1, "persistent": 0, "acc_buffers": 1, "producer_regs": 40,
-            "raster_group": 1,
-        }  # fmt: skip
-        return made(name, m, n, k, dtype, tuple((base | choices).items()))
+        given: dict[str, int | str] = {"tile_n": 64, "consumers": 1, "num_stages": 2}
+        strategy = gemm.strategy(**{**given, "persistent": 0, **choices})
+        problem, target = gemm_problem(m, n, k, dtype), device(name)
+        kernel = GEMM.build(problem, strategy, target)
+        return write(kernel, target), GEMM.launch(problem, strategy, target)
 
-    return gemm
+    return made
 
 
 @pytest.fixture(scope="session")
 def run() -> Run:
     """Run a GEMM on integer-valued data: whether C is exactly right, and the report."""
 
-    def gemm(
+    def right(
         ptx: str,
         launch: Launch,
         m: int,
@@ -68,21 +57,13 @@ def run() -> Run:
         seed: int = 0,
         grid: int | None = None,
     ) -> tuple[bool, Report]:
-        rng = np.random.default_rng(m + n + k)
-        a, b = (rng.integers(-4, 5, (rows, k)).astype(np.float32) for rows in (m, n))
-        want = a @ b.T
-        if dtype == "bfloat16":
-            tensors = {"A": to_bfloat16(a), "B": to_bfloat16(b)}
-            c, want = np.full((m, n), 0x7FC0, np.uint16), from_bfloat16(to_bfloat16(want))
-        else:
-            tensors = {"A": a.astype(np.float16), "B": b.astype(np.float16)}
-            c, want = np.full((m, n), np.nan, np.float16), want.astype(np.float16)
+        case = case_of(gemm_problem(m, n, k, dtype))
+        tensors = {name: t.copy() for name, t in case.tensors.items()}
         axes = {"M": m, "N": n, "K": k}
-        report = emulate(ptx, launch, {**tensors, "C": c}, axes, seed=seed, grid=grid)
-        got = from_bfloat16(c) if dtype == "bfloat16" else c
-        return bool(np.array_equal(got, want)), report
+        report = emulate(ptx, launch, tensors, axes, seed=seed, grid=grid)
+        return not outside(case, tensors), report
 
-    return gemm
+    return right
 
 
 @dataclass(frozen=True)
