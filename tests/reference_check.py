@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ptxflow.compiler.backend.ptx import write
-from ptxflow.compiler.device import H200
-from ptxflow.compiler.emulator import emulate
-from ptxflow.compiler.family import Family, Problem, Strategy
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.launch import Arguments
 from ptxflow.env.tasks.definition import Definition
 from ptxflow.eval.bench.checking import compare
@@ -18,6 +15,7 @@ from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.references import load_reference
 from ptxflow.eval.bench.tolerance import tolerance
 from ptxflow.eval.verify.cases.case import Case
+from tests.emulation import run
 
 
 def f64(tensor: torch.Tensor) -> Any:
@@ -43,7 +41,6 @@ def as_torch(values: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def assert_as_reference(
-    maker: Family,
     p: Problem,
     s: Strategy,
     given: Definition,
@@ -62,10 +59,8 @@ def assert_as_reference(
             words = value.view(torch.int16).numpy().view("u2") if narrow else value.numpy()
             tensors[name] = words.copy()
     scalars = {n: v for n, v in inputs.items() if isinstance(v, float)}
-    ptx, launch = write(maker.build(p, s, H200), H200), maker.launch(p, s, H200)
-    report = emulate(ptx, launch, tensors, dict(p.axes), arguments=Arguments(scalars))
-    assert not report.hazards
+    found = run(p, s, Case(tensors, {}, Arguments(scalars)))
     expected = load_reference(given)(*inputs.values())
     for name, value in zip(given.outputs, expected, strict=True):
-        compared = compare(as_torch(tensors[name]), value, tolerance(given, name))
+        compared = compare(as_torch(found[name]), value, tolerance(given, name))
         assert not compared.wrong and compared.max_error_ratio < within, (name, compared)

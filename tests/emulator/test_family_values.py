@@ -76,7 +76,7 @@ def test_kernels_pass_the_check_of_a_gpu(row: Row, r: Reference) -> None:
     """The inputs, the reference and the tolerances with which kernels are measured."""
     made = case_of(r.problem)
     given = parse(r.definition)
-    assert_as_reference(row.family, r.problem, r.strategy, given, made, r.within, r.steeper)
+    assert_as_reference(r.problem, r.strategy, given, made, r.within, r.steeper)
 
 
 def _planted() -> list[ParameterSet]:

@@ -15,6 +15,8 @@ from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.launch import Arguments
 from ptxflow.eval.bench.references.sampling_integers import sample
 from ptxflow.eval.verify.cases import case_of
+from ptxflow.eval.verify.cases.case import Case
+from tests.emulation import run
 from tests.families.sampling import ALONE, EACH, H200, SAMPLING, K, P, problem, strategy
 from tests.given import crossed
 
@@ -26,11 +28,9 @@ def drawn(probs, k, p, s=ALONE, seed=3, offset=8):  # type: ignore[no-untyped-de
     tensors = {n: np.ascontiguousarray(t) for n, t in given.items() if t is not None}
     small = problem(vocab, batch, tuple(n for n in tensors if n != "probs"))
     tensors["samples"] = np.full(batch, -1, np.int64)
-    ptx, launch = write(SAMPLING.build(small, s, H200), H200), SAMPLING.launch(small, s, H200)
-    arguments = Arguments(seed=seed, offset=offset)
-    assert not emulate(ptx, launch, tensors, dict(small.axes), arguments=arguments).hazards
+    case = Case(tensors, {}, Arguments(seed=seed, offset=offset))
     inputs = {n: torch.from_numpy(t) for n, t in tensors.items() if n != "samples"}
-    return tensors["samples"], sample(**inputs, seed=seed, offset=offset).numpy()
+    return run(small, s, case)["samples"], sample(**inputs, seed=seed, offset=offset).numpy()
 
 
 def edges(vocab: int) -> np.ndarray:  # type: ignore[type-arg]
