@@ -16,13 +16,13 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ptxflow.env.observations import Observations
 from ptxflow.env.reward import TAU, Reward, log_reward
 from ptxflow.env.space import Codes, Space, StrategySpace, differing
 from ptxflow.gfn.inference import Policy, log_probs, sample_distinct, with_family
+from ptxflow.gfn.targets import Target
 from ptxflow.gfn.training import TrainConfig, Trainer
 
 Array = NDArray[np.float64]
@@ -182,10 +182,7 @@ def tune_by_measuring(
 
 def distance(policy: Policy, space: Space, reward: Reward, tau: float = TAU) -> float:
     """Exact total variation distance of a policy to a reward's target on one space."""
-    logs = log_reward(reward.tflops(space, space.codes), space.problem, space.device, tau)
-    exact = torch.softmax(torch.from_numpy(logs), 0).numpy()
-    ours = log_probs(with_family(policy, space), space, tau)
-    return float(0.5 * np.abs(np.exp(ours) - exact).sum())
+    return Target(space, reward).distance(with_family(policy, space).network, tau)
 
 
 def posterior(
