@@ -247,6 +247,10 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
         gemm.problem(34, 128, 2048), gemm.swapped(tile_n=32), "32 to 33 in div in c1",
         "tma_load(a, B_map", 0,
     ),
+    "keys at the end of a last tile that is nearly full": (
+        gqa_decode.problem(), gqa_decode.strategy(tiles=4, tile=16), "16 to 17 in mul in inside",
+        "hide(", 1,
+    ),
     "a chunk behind the last, in a turn of four": (
         gqa_decode.problem(), gqa_decode.strategy(sum_chunks=4), "3 to 2 in add in inside",
         "ld_global_coherent(c_", 0,

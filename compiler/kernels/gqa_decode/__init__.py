@@ -125,9 +125,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two groups of key heads: made sums of chunks; two sequences of several chunks, one from
-    a chunk's edge; many, few of which have a page, and whose look-up takes several steps, of which
-    the last is summed up. Of clusters: rings taken more than once, and several sequences."""
+    """Two groups of key heads: made sums of chunks; sequences of several chunks, one from a chunk's
+    edge and one a key short of one; many, few of which have a page, and whose look-up takes several
+    steps, of which the last is summed up. Of clusters: rings taken more than once, and several
+    sequences."""
     k = kernel(p, s, device)
     groups, each = -(-k.key_heads // k.cta_heads), k.cta_heads
     shapes = tuple(
@@ -145,7 +146,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     later = ((1, p["page_size"] if i % 32 in (2, 28) else 0) for i in range(128))
     sizes = (
         summed(p, k.chunk, int(s.sum_chunks), int(s.sum_warps) if s.sum_split else 1),
-        rows_of(p, (1, 2 * k.chunk - short), (1, k.chunk + k.tile + 1), *later),
+        rows_of(
+            p, (1, 2 * k.chunk - short), (1, k.chunk + k.tile + 1), *later, (1, 2 * k.chunk - 1)
+        ),
         size(131, 24 * k.page_size, (8, 8) if k.ctas > 1 else ()),
     )
     return Trials(shapes, sizes)
