@@ -39,7 +39,7 @@ from ptxflow.eval.bench.report import (
 )
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted, timed_on
-from ptxflow.eval.study import style
+from ptxflow.eval.study import families_table, style
 from ptxflow.eval.verify import results
 from ptxflow.eval.verify.results import Summary
 
@@ -147,17 +147,29 @@ def scored(groups: Mapping[Place, Sequence[Record]], floors: Mapping[Place, Floo
     return out
 
 
-def speeds(records: Iterable[Record], device: Device = H200) -> dict[str, Speed]:
-    """By definition, what a device's records say; prefills of more queries than keys apart."""
-    groups: dict[str, dict[Place, list[Record]]] = {}
+def by_place(records: Iterable[Record], device: Device) -> dict[Place, list[Record]]:
+    """A device's records of our definitions, by workload."""
+    found: dict[Place, list[Record]] = {}
     known = set(names())
     for r in settled(r for r in records if r.device == device.name and r.definition in known):
-        place = r.definition, tuple(r.axes.items())
-        name = r.definition + FULLY_MASKED * degenerate(r.definition, r.axes)
-        groups.setdefault(name, {}).setdefault(place, []).append(r)
+        found.setdefault((r.definition, tuple(sorted(r.axes.items()))), []).append(r)
+    return found
+
+
+def speeds(
+    records: Iterable[Record], device: Device = H200, newest: Iterable[Record] = ()
+) -> dict[str, Speed]:
+    """By definition, what a device's records say; prefills of more queries than keys apart. Of a
+    workload that was timed beside the `newest` libraries, what was timed beside others is only
+    counted."""
+    every, latest = by_place(records, device), by_place(newest, device)
+    groups: dict[str, list[Place]] = {}
+    for n, axes in every | latest:
+        groups.setdefault(n + FULLY_MASKED * degenerate(n, dict(axes)), []).append((n, axes))
     out = {}
-    for name, held in groups.items():
-        group = [r for own in held.values() for r in own]
+    for name, places in groups.items():
+        tried = [r for p in places for r in (*every.get(p, ()), *latest.get(p, ()))]
+        group = [r for p in places for r in (latest.get(p) or every[p])]
         best = best_records(group)
         floors = {
             (n, axes): Floors.of(counted(load(n), dict(axes), timed_on(own[0])), device)
@@ -166,8 +178,8 @@ def speeds(records: Iterable[Record], device: Device = H200) -> dict[str, Speed]
         least = {p: min(r.latency_us["median"] for r in own if r.latency_us)
                  for p, own in best.items()}  # fmt: skip
         out[name] = Speed(
-            kernels=len(group),
-            right=sum(r.status == "ok" for r in group),
+            kernels=len(tried),
+            right=sum(r.status == "ok" for r in tried),
             ratios=tuple(best_ratios(group).values()),
             shares=tuple(floors[place].share(us) for place, us in least.items()),
             copied=tuple(shares_of_copy(group).values()),
@@ -296,7 +308,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_checkout("definitions_page")
     summaries = [results.read(path) for path in args.results]
     records = [r for path in args.records for r in read_records(path)]
-    found = {device.name: speeds(records, device) for device in GPUS}
+    newest = families_table.records("H200")  # the H100's are among the records
+    found = {device.name: speeds(records, device, newest) for device in GPUS}
     tables = {f"{MEASURED}-{name}": measured(own) for name, own in found.items()}
     publish({SPACES: spaces(summaries), SCORES: means(found), **tables}, args.into)
     if args.plot:
