@@ -267,6 +267,10 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
         mla.problem(prefill=True), mla.prefill(parts=8), "q_end to q_begin in sub in inside",
         "hide(score0_", 0,
     ),
+    "where another sequence's keys begin, by who gathers tokens": (
+        mla.problem(prefill=True), mla.prefill(queries=1, parts=1, stages=2, tile=64, warps=8),
+        "qo_indptr to kv_indptr as base", "ld_global(g_q_begin", 0,
+    ),
     "no lane that stores log-sum-exps of chunks": (
         mla.problem(), mla.decode(), "4 to 0 in lt in inside", "st_global(lse, lse, c_", 0
     ),

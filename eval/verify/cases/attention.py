@@ -83,7 +83,8 @@ def choose(
         pages = _uneven(count, total - idle, rng, max(1, total // 3) if few else total)
         keys = _fill(pages, page, asked, rng)
         if "head_dim_ckv" in axes and count == 2 and total * page > 2 * UNLIKE:
-            keys = _two(total, page)
+            # before packed queries the shorter one first, so that where it begins is no other's
+            keys = _two(total, page)[:: 1 if asked is None else -1]
             pages = -(-keys // page)
         elif asked is not None:
             _shorten(keys, pages, page, max(1, (asked - 2) // 3))
