@@ -69,4 +69,5 @@ def fuzz(agent: Agent, calls: int, seed: int) -> int:
 @pytest.mark.parametrize(("calls", "seed"), [(40, 1), pytest.param(500, 2, marks=pytest.mark.slow)])
 def test_wild_calls(agent: Agent, calls: int, seed: int) -> None:
     assert fuzz(agent, calls, seed) > calls / 2
+    assert agent.call("definitions", like="moe")["definitions"]  # it goes on
     assert agent.call("definitions", like="moe")["definitions"]

@@ -29,8 +29,8 @@ from ptxflow.compiler.launch import Launch
 
 Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns
 LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
-PARTS = 4  # of what an SM does in all: a part of a place's tokens is not less than one of them,
-FEWEST = 2  # nor than so many tiles
+#: what a CTA has of the tokens that several share: at least a quarter of an SM's tiles, and two
+QUARTER, FEWEST = 4, 2
 
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Attend | Hopper:
@@ -181,7 +181,7 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
         if k.split:
             tiles = f"num_kv_indices * {k.page_size} // ({count} * {k.tile})"  # of a sequence
             steps = f"({grid}) * {k.head_ctas} * ({tiles})"
-            numbers[LEAST] = f"max({steps} // {PARTS * device.sms}, {FEWEST})"
+            numbers[LEAST] = f"max({steps} // {QUARTER * device.sms}, {FEWEST})"
             grid, rows = f"({grid}) * {k.cut}", f"({grid}) * {k.queries}"
     elif k.split:
         grid = work.sequences.places()

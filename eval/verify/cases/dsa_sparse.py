@@ -50,7 +50,8 @@ def lists_of(problem: Problem, rng: np.random.Generator) -> Lists:
     slots = problem["num_pages"] * problem["page_size"]
     used, spare = np.split(1 + rng.permutation(slots - 1), [max(1, slots // 2)])
     out = rng.choice(used, (tokens, topk))
-    out[-1, LOUD] = spare[0]
+    if len(spare) and topk > LOUD:
+        out[-1, LOUD] = spare[0]
     for t in range(1, tokens - 1):
         out[t, rng.random(topk) < 0.3] = -1
         out[t, : GAP if t % 2 else 0] = -1
@@ -62,6 +63,6 @@ def _cache(problem: Problem, given: Lists, rng: np.random.Generator, dim: int) -
     """[num_pages, page_size, dim]; NaN where no list has an entry."""
     shape = (problem["num_pages"], problem["page_size"])
     rows = rng.normal(size=(shape[0] * shape[1], dim)) + attention.common(dim)
-    rows[given[-1, LOUD]] -= (1 - attention.LAST) * attention.common(dim)
+    rows[given[-1, LOUD : LOUD + 1]] -= (1 - attention.LAST) * attention.common(dim)
     rows[np.setdiff1d(np.arange(len(rows)), given)] = np.nan
     return stored(rows.reshape(*shape, dim), problem.dtype)
