@@ -308,8 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_checkout("definitions_page")
     summaries = [results.read(path) for path in args.results]
     records = [r for path in args.records for r in read_records(path)]
-    newest = families_table.records("H200")  # the H100's are among the records
-    found = {device.name: speeds(records, device, newest) for device in GPUS}
+    found = {d.name: speeds(records, d, families_table.records(d.name.upper())) for d in GPUS}
     tables = {f"{MEASURED}-{name}": measured(own) for name, own in found.items()}
     publish({SPACES: spaces(summaries), SCORES: means(found), **tables}, args.into)
     if args.plot:

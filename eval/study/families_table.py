@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "eval"
 FILES = {
     "H200": ("results/rows-h200", "results/gdn-rows-h200"),
-    "H100": ("measurements/h100-policy",),
+    "H100": ("results/rows-h100",),
 }
 FLASHINFER = "0.7.2.post1"  # records name torch and cuBLAS, and not FlashInfer
 NAME, NONE = "results", "-"
