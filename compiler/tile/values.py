@@ -307,6 +307,12 @@ def finite_or_zero(a: Float32, b: Float32) -> Float32:
     return a.apply(at.unless_equal, b)
 
 
+def inverse_or_zero(a: Float32) -> Float32:
+    """1 / a, or 0 where a is 0."""
+    inverse = reciprocal(a)
+    return inverse.apply(at.unless_equal, inverse, number=0x7F800000)
+
+
 def select(condition: UInt32, a: Float32, b: Float32) -> Float32:
     """a where a register is not 0, else b."""
     out = a.fresh()

@@ -114,11 +114,11 @@ class Combine(Shape):
             self._leave(n, softmax, mine, handed, block)
 
     def _load(self, handed: Handed, first: Value, block: Value) -> list[list[Loaded]]:
-        """Of each piece some chunks; past the last one that one again."""
+        """Of each piece some chunks, zeros past the last one."""
         out: list[list[Loaded]] = [[] for _ in range(self.pieces)]
         for i in range(self.loads):
-            chunk = handed.first + (first + i).min(handed.chunks - 1)
-            row = chunk * self.head_ctas + self.which
+            row = (handed.first + first + i) * self.head_ctas + self.which
+            inside = first + i < handed.chunks if i else 1
             for n, loaded in enumerate(out):
                 column = handed.column + n
                 stats, sums = (self.r.float32(QUAD, f"{x}{n}_{i}_") for x in ("stats", "sums"))
@@ -127,7 +127,7 @@ class Combine(Shape):
                     (sums, "sums", self.place_of(row, block, column)),
                 ):
                     attrs = {"element": 16, "handed": True}
-                    emit(load_global(held.slot, name, index, 1, place, **attrs))
+                    emit(load_global(held.slot, name, index, inside, place, **attrs))
                 loaded.append((stats, sums))
         return out
 

@@ -26,10 +26,9 @@ from ptxflow.compiler.tile.values import (
     Float32,
     Registers,
     emit,
-    finite_or_zero,
     fma,
+    inverse_or_zero,
     log2,
-    reciprocal,
     repeat,
     traced,
     where,
@@ -302,12 +301,10 @@ class Warpgroup:
         self.broadcast(k.row_sums, own)
         emit(at.named_sync(id=MEETING, threads=32 * WARPS))
         row_sum = own + self.receive(k.row_sums)
-        inverse, log = reciprocal(row_sum), log2(row_sum)
-        normal = finite_or_zero(inverse, log)
         if self.side == 0:
-            lse = fma(softmax.row_max, softmax.scale, log)
+            lse = fma(softmax.row_max, softmax.scale, log2(row_sum))
             emit([self._store_lse(span, lse[half].slot, half) for half in range(2)])
-        return normal
+        return inverse_or_zero(row_sum)
 
     # -- rows ----------------------------------------------------------------------------------
 

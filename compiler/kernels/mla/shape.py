@@ -14,7 +14,7 @@ from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.kernels.mla.problem import cta_heads, head_ctas
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, emit, finite_or_zero, log2, reciprocal
+from ptxflow.compiler.tile.values import Float32, emit, inverse_or_zero, log2
 
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 LANES = 32
@@ -61,8 +61,7 @@ class Outputs:
 
     def share(self, row_sum: Float32) -> Float32:
         """What sums are to be multiplied by: 1 / row_sum, and 0 where nothing was summed."""
-        inverse = reciprocal(row_sum)
-        return self.factor(finite_or_zero(inverse, log2(row_sum)))
+        return self.factor(inverse_or_zero(row_sum))
 
 
 class RowOutputs(Outputs):

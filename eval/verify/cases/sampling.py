@@ -29,13 +29,14 @@ ALIGNED = 18  # bits of a key in the widest bin of a first digit
 BINS = 0b0101010, 0b1010101, 0b1010100
 SPREAD = 512  # elements there that fit all lists, spread over the row
 #: keys that elements of the bin have; a single filter ends at the second, p of what k leaves at the
-#: third; by turns in the upper half of any bin, and the last of all that a lane has of later digits
-#: or that the last lane has
+#: third; by turns in the first lane of any digit, and the last of all that a lane has of later
+#: digits or that the last lane has
 LEVELS = (
-    (0x38CB1, 0x3AAAA, 0x3D555, 0x3F30E), (0x1B2D, 0x4050, 0xA0A0, 0xE4D2), (0x1, 0x3, 0x6, 0xE4D2)
+    (0x38CB1, 0x3F9F8, 0x3FBFB, 0x3FFFE), (0x1B2D, 0x4050, 0xA0A0, 0xE4D2), (0x1, 0x3, 0x6, 0xE4D2)
 )  # fmt: skip
 LEVELS_OF = 0, 0, 1, 2, 1, 0  # by turn
 #: what is between those two and larger elements: in every bin before theirs that their lane has
+STRIDE = 37  # of those few that short rows have: of each kind some
 NEXT = np.concatenate([np.arange(1, 16), np.arange(1, 32) << 8, np.arange(1, 8) << 16])
 WHOLE = 1 << UNIT
 MOST = 1 << 24  # units that every float32 can have
@@ -111,7 +112,7 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int) -> Row:
     row = np.where(kind == 0, larger, rng.choice(held, vocab))
     counted = there | dense & (kind != 1)
     turns = np.flatnonzero(counted & (kind > 6))
-    row[turns] = np.resize(beside, len(turns))
+    row[turns] = beside.ravel()[np.arange(len(turns)) * STRIDE % beside.size]
     return np.where(counted, row, smaller).astype(np.float32)
 
 
