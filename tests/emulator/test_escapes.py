@@ -47,6 +47,7 @@ from tests.families import (
     gqa_prefill,
     mla,
     moe,
+    sampling,
 )
 
 H200 = DEVICES["h200"]
@@ -304,7 +305,7 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
     ),
     "the last part of a later sequence": (
         mla.problem(prefill=True), mla.wgmma(parts=8, sum_chunks=2),
-        "c_q_end to c_end in sub in index", "ld_global_coherent(c_sums0_0_", 0,
+        "c_q_end to c_end in sub in inside", "ld_global_coherent(c_sums0_1_", 0,
     ),
     **{
         f"values of another turn: {change}": (
@@ -351,9 +352,9 @@ ONE_MORE: dict[str, tuple[Any, ...]] = {
         gqa_prefill.strategy(consumers=1, share=2, parts=3, least=4, query_box="tile"),
         "64 to 63 in div", "stop, everywhere", 0,
     ),
-    "the part behind the last, of the first sequence": (
-        mla.problem(prefill=True), mla.prefill(queries=1, parts=2, tile=32),
-        "c_q_begin to c_q_end in add in index", "ld_global_coherent(c_sums", 0,
+    "a threshold in the first lane of a later digit": (
+        sampling.problem(65536, 4, sampling.P), sampling.strategy(),
+        "32 to 0 in eq in inside", "either(", 3,
     ),
     "a full tile's columns behind the first tile": (
         gemm.problem(512, 4096), gemm.strategy(
