@@ -41,18 +41,20 @@ from ptxflow.eval.study.ranking import (
 
 def judge(observed: Sequence[Any], args: argparse.Namespace, config: FitConfig) -> dict[str, Any]:
     """Print how surrogates rank workloads that they were not fitted on; the means."""
-    sound = successes(observed, args.least)
-    if len(sound) < 2:
+    every = successes(observed, 1)
+    judged = [i for i, o in enumerate(every) if len(o) >= args.least]
+    if len(judged) < 2:
         raise BadInput(
             f"judging needs two workloads with {args.least} strategies that succeeded: lower "
             f"--least, or give --no-judge"
         )
-    folds = choose_folds(sound, args.hold_out, args.folds)
-    predictions = cross_fit(sound, folds, config, args.jobs)
-    rows = rows_of(sound, predictions, config.kappa)
+    folds = choose_folds([every[i] for i in judged], args.hold_out, args.folds)
+    left_out = [[judged[i] for i in fold] for fold in folds]
+    predictions = cross_fit(every, left_out, config, args.jobs)
+    rows = rows_of(every, predictions, config.kappa)
     print(f"{len(rows)} workloads, each ranked by a fit without it\n{text(rows)}\n")
     print("kappa  Spearman   top 1   top 8")
-    for kappa, q in kappa_table(sound, predictions):
+    for kappa, q in kappa_table(every, predictions):
         print(f"{kappa:5}  {q.spearman:8.3f}  {q.top1:6.2%}  {q.top8:6.2%}")
     return means(rows)
 

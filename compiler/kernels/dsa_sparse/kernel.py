@@ -121,7 +121,9 @@ def kernel(p: Problem, s: Strategy, device: Device) -> AttendToLists:
 
 
 class CombineChunks(Combine):
-    """The second kernel."""
+    """The second kernel, which loads no more at a time than there is."""
 
     def parts(self) -> tuple[Parts, tuple[Storage, ...], tuple[str, ...]]:
-        return Lists(self), (), ()
+        lists = Lists(self)
+        self.loads = min(self.loads, lists.cut)
+        return lists, (), ()
