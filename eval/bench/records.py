@@ -37,6 +37,7 @@ from ptxflow.eval.bench.baselines import is_eager_reference
 from ptxflow.eval.bench.disagreement import Outputs
 
 STATUSES = ("ok", "wrong", "hang", "fault", "compile_error")
+UNSTEADY = 1.5  # times the first quartile: no kernel's own times spread so far
 SYNC_SECONDS = 1.0  # at most this much work is lost with the machine; a process loses none
 Identity = tuple[str, tuple[tuple[str, int], ...], str, str, str]
 
@@ -63,6 +64,11 @@ def yardstick_time(baselines: Mapping[str, float], timing: Mapping[str, Any]) ->
     """Microseconds of what was timed beside every kernel; None where nothing was. `timing` is the
     record's, which names it."""
     return baselines.get(yardstick(timing.get("yardstick", ""), baselines))
+
+
+def unsteady(latency: Mapping[str, float]) -> bool:
+    """Whether the host was disturbed: a quarter of the samples took far longer than another."""
+    return latency.get("q3", 0.0) > UNSTEADY * latency.get("q1", 0.0)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from ptxflow.eval.bench.records import (
     best_baseline,
     libraries,
     require_records,
+    unsteady,
     yardstick_time,
 )
 
@@ -45,9 +46,14 @@ EAGER = "eager reference"
 def settled(records: Iterable[Record]) -> list[Record]:
     """Without the screening records of what was refined: one record a strategy, the better known.
 
-    A strategy that was right when screened and wrong when refined is wrong.
+    A strategy that was right when screened and wrong when refined is wrong. Where the host was
+    disturbed meanwhile, the screening speaks.
     """
-    records = list(records)
+    records = [
+        r
+        for r in records
+        if r.timing_pass != REFINE or r.status != "ok" or not unsteady(r.latency_us or {})
+    ]
     refined = {r.identity[:4] for r in records if r.timing_pass == REFINE}
     return [r for r in records if r.timing_pass == REFINE or r.identity[:4] not in refined]
 

@@ -80,6 +80,13 @@ def test_refined_times_speak_where_there_are_any():
     assert "2 of 3 right, 0 hangs, 1 wrong" in text and "2/3" in text and "1.25" in text
 
 
+def test_times_of_a_disturbed_host_do_not_speak():
+    quick, slow = record("x", 4.0, SCREEN), record("x", 9.0, REFINE)
+    assert slow.latency_us and settled([quick, slow]) == [slow]
+    disturbed = replace(slow, latency_us=slow.latency_us | {"q1": 4.0})
+    assert settled([quick, disturbed]) == [quick]
+
+
 def norm(batch: int, us: float, timing_pass: str = REFINE, **baselines: float) -> Record:
     return Record(
         "rmsnorm_h4096", {"batch_size": batch}, {"family": "rmsnorm", "choices": {"a": us}},

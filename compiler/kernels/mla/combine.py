@@ -126,8 +126,7 @@ class Combine(Shape):
                     (stats, "stats", self.stats_of(row, column)),
                     (sums, "sums", self.place_of(row, block, column)),
                 ):
-                    attrs = {"element": 16, "handed": True}
-                    emit(load_global(held.slot, name, index, inside, place, **attrs))
+                    emit(load_global(held.slot, name, index, inside, place, 16, handed=True))
                 loaded.append((stats, sums))
         return out
 
