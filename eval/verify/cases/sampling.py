@@ -36,8 +36,8 @@ LEVELS = (
 )  # fmt: skip
 LEVELS_OF = 0, 0, 1, 2, 1, 0  # by turn
 #: what is between those two and larger elements: in every bin before theirs that their lane has
-STRIDE = 37  # of those few that short rows have: of each kind some
 NEXT = np.concatenate([np.arange(1, 16), np.arange(1, 32) << 8, np.arange(1, 8) << 16])
+STRIDE = 37  # through these, in rows that have few of them: some of each kind
 WHOLE = 1 << UNIT
 MOST = 1 << 24  # units that every float32 can have
 SEGMENT = 2048  # elements, at the most, where that is a power of two; of rows in registers, others:
