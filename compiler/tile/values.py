@@ -308,7 +308,7 @@ def finite_or_zero(a: Float32, b: Float32) -> Float32:
 
 
 def inverse_or_zero(a: Float32) -> Float32:
-    """1 / a, or 0 where a is 0."""
+    """1 / a, or 0 where a is 0 and that is infinity."""
     inverse = reciprocal(a)
     return inverse.apply(at.unless_equal, inverse, number=0x7F800000)
 

@@ -16,6 +16,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
@@ -43,17 +44,22 @@ FULLY_MASKED = ", queries > keys"  # after the name of prefills with more querie
 EAGER = "eager reference"
 
 
+def rounds_of(record: Record) -> tuple[object, ...]:
+    """The same of those that were timed in the same rounds, in which the peers' times are, too."""
+    return *record.identity[:2], *record.identity[3:], *sorted(record.peers.items())
+
+
 def settled(records: Iterable[Record]) -> list[Record]:
     """Without the screening records of what was refined: one record a strategy, the better known.
 
     A strategy that was right when screened and wrong when refined is wrong. Where the host was
-    disturbed meanwhile, the screening speaks.
+    disturbed in the rounds that refined some, none of these has times.
     """
-    records = [
-        r
-        for r in records
-        if r.timing_pass != REFINE or r.status != "ok" or not unsteady(r.latency_us or {})
-    ]
+    records = list(records)
+    fine = [r for r in records if r.timing_pass == REFINE and r.status == "ok"]
+    disturbed = {rounds_of(r) for r in fine if unsteady(r.latency_us or {})}
+    void: Any = {"latency_us": None, "ratio": None, "tflops": None}
+    records = [replace(r, **void if rounds_of(r) in disturbed else {}) for r in records]
     refined = {r.identity[:4] for r in records if r.timing_pass == REFINE}
     return [r for r in records if r.timing_pass == REFINE or r.identity[:4] not in refined]
 

@@ -297,7 +297,7 @@ class Session:
         timed = {name: c.timed for name, c in calls.items()}
         for _ in range(TIMED_AGAIN + 1):
             samples, timing = self._time(job, timed, job.get("seconds", 0.0))
-            if not any(unsteady(asdict(Timing.of(samples[name]))) for name in calls):
+            if not any(unsteady(asdict(Timing.of(us))) for us in samples.values()):
                 break
         baselines = {name: Timing.of(samples[name]).median for name in self._baselines}
         first = {name: Timing.of(samples[name]) for name in calls}

@@ -49,8 +49,7 @@ def judge(observed: Sequence[Any], args: argparse.Namespace, config: FitConfig) 
             f"--least, or give --no-judge"
         )
     folds = choose_folds([every[i] for i in judged], args.hold_out, args.folds)
-    folds = [[judged[i] for i in fold] for fold in folds]
-    predictions = cross_fit(every, folds, config, args.jobs)
+    predictions = cross_fit(every, [[judged[i] for i in f] for f in folds], config, args.jobs)
     rows = rows_of(every, predictions, config.kappa)
     print(f"{len(rows)} workloads, each ranked by a fit without it\n{text(rows)}\n")
     print("kappa  Spearman   top 1   top 8")

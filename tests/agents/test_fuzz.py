@@ -70,4 +70,3 @@ def fuzz(agent: Agent, calls: int, seed: int) -> int:
 def test_wild_calls(agent: Agent, calls: int, seed: int) -> None:
     assert fuzz(agent, calls, seed) > calls / 2
     assert agent.call("definitions", like="moe")["definitions"]  # it goes on
-    assert agent.call("definitions", like="moe")["definitions"]

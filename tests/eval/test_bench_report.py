@@ -81,10 +81,14 @@ def test_refined_times_speak_where_there_are_any():
 
 
 def test_times_of_a_disturbed_host_do_not_speak():
-    quick, slow = record("x", 4.0, SCREEN), record("x", 9.0, REFINE)
-    assert slow.latency_us and settled([quick, slow]) == [slow]
+    screens = [record(key, 4.0, SCREEN) for key in "xy"]
+    slow, other = record("x", 9.0, REFINE), record("y", 5.0, REFINE)
+    assert slow.latency_us and settled([*screens, slow, other]) == [slow, other]
     disturbed = replace(slow, latency_us=slow.latency_us | {"q1": 4.0})
-    assert settled([quick, disturbed]) == [quick]
+    found = settled([*screens, disturbed, other])  # timed in the same rounds
+    assert [r.status for r in found] == ["ok", "ok"] and not best_ratios(found)
+    later = replace(other, peers={"torch.mm": 7.9})
+    assert settled([*screens, disturbed, later])[1] == later
 
 
 def norm(batch: int, us: float, timing_pass: str = REFINE, **baselines: float) -> Record:

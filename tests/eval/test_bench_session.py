@@ -103,6 +103,18 @@ def run(
     return outcome
 
 
+def refine(
+    session: measure.Session, folder: Path, body: Any, stage: Any, count: int, **asked: Any
+) -> list[dict[str, Any]]:
+    """The outcomes of so many kernels that are timed in the same rounds."""
+    FakeKernel.body = staticmethod(body)  # type: ignore[assignment]
+    image = folder / "k.cubin"
+    image.write_bytes(b"cubin")
+    how: Any = {"seeds": (1,), "rounds": 4, "settle": 0, "seconds": 1.0, "ties": 0.0, **asked}
+    todo = refine_job(DEFINITION.to_json(), {"M": 5}, [(LAUNCH.to_json(), image)] * count, **how)
+    return list(session.measure(todo, stage)["outcomes"])
+
+
 def honest(t: Tensors) -> None:
     t["C"].copy_((t["A"].float() @ t["B"].float().T).half())
 
@@ -140,18 +152,10 @@ def test_several_kernels_are_timed_in_the_same_rounds(
         if calls > 3 * (2 + 400) + 2 * 4:  # of three kernels: warm-ups, rounds, then 2 x 2 checks
             t["C"][0, 0] += 9
 
-    FakeKernel.body = staticmethod(wrong_at_last)  # type: ignore[assignment]
-    image = tmp_path / "k.cubin"
-    image.write_bytes(b"cubin")
-    todo = refine_job(
-        DEFINITION.to_json(), {"M": 5}, [(LAUNCH.to_json(), image)] * 3,
-        seeds=(1, 2), rounds=4, settle=0, ties=0.0, seconds=1.0,
-    )  # fmt: skip
     stages: list[str] = []
-    result = session.measure(todo, stages.append)
+    outcomes = refine(session, tmp_path, wrong_at_last, stages.append, 3, seeds=(1, 2))
     made = ["making torch.mm", "making copy", "making cublasLt"]
     assert stages == ["inputs", *made, "load", "time"]
-    outcomes = result["outcomes"]
     assert [o["status"] for o in outcomes] == ["ok", "ok", "wrong"]
     assert outcomes[2]["detail"].startswith("after timing, seed 1: C:")
     assert all(o["peers"] for o in outcomes)
@@ -162,25 +166,19 @@ def test_several_kernels_are_timed_in_the_same_rounds(
     assert FakeKernel.unloaded == before + 3
 
 
-@pytest.mark.parametrize("bad", [1, 9])
+@pytest.mark.parametrize(("bad", "who"), [(1, "0"), (9, "0"), (1, "torch.mm")])
 def test_a_disturbed_host_is_timed_again(
-    session: measure.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int
+    session: measure.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, who: str
 ) -> None:
     made: list[float] = []
 
     def time_them(*args: Any) -> Any:
         made.append(40.0 if len(made) < bad else 10.0)
-        return {n: [10.0, 10.0, made[-1], made[-1]] for n in ("0", *session._baselines)}, {}
+        calm = dict.fromkeys(("0", *session._baselines), [10.0] * 4)
+        return calm | {who: [10.0, 10.0, made[-1], made[-1]]}, {}
 
     monkeypatch.setattr(session, "_time", time_them)
-    FakeKernel.body = staticmethod(honest)  # type: ignore[assignment]
-    image = tmp_path / "k.cubin"
-    image.write_bytes(b"cubin")
-    todo = refine_job(
-        DEFINITION.to_json(), {"M": 5}, [(LAUNCH.to_json(), image)],
-        seeds=(1,), rounds=4, settle=0, ties=0.0, seconds=1.0,
-    )  # fmt: skip
-    (outcome,) = session.measure(todo, lambda _: None)["outcomes"]
+    (outcome,) = refine(session, tmp_path, honest, print, 1)
     q3 = outcome["latency_us"]["q3"]
     assert (len(made), q3) == ((2, 10.0) if bad == 1 else (measure.TIMED_AGAIN + 1, 40.0))
 
@@ -188,16 +186,10 @@ def test_a_disturbed_host_is_timed_again(
 def test_those_that_may_be_the_fastest_are_timed_against_each_other(
     session: measure.Session, tmp_path: Path
 ) -> None:
-    FakeKernel.body = staticmethod(honest)  # type: ignore[assignment]
-    image = tmp_path / "k.cubin"
-    image.write_bytes(b"cubin")
-    how: dict[str, Any] = {"seeds": (1,), "rounds": 4, "settle": 0, "seconds": 0.0}
     for ties, found in ((0.0, None), (60.0, {"us": 12.0, "error": 0.0})):
-        kernels = [(LAUNCH.to_json(), image)] * 2
-        todo = refine_job(DEFINITION.to_json(), {"M": 5}, kernels, ties=ties, **how)
         FakeKernel.places.clear()
         loaded, unloaded = FakeKernel.loaded, FakeKernel.unloaded
-        outcomes = session.measure(todo, lambda stage: None)["outcomes"]
+        outcomes = refine(session, tmp_path, honest, print, 2, ties=ties, seconds=0.0)
         assert [o["timing"].get("final_us") for o in outcomes] == [found] * 2
         elsewhere = [there for there in FakeKernel.places if not there[1]]  # with their inputs
         assert len(elsewhere) == (timing.PLACES if ties else 0)

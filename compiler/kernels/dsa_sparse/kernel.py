@@ -123,7 +123,9 @@ def kernel(p: Problem, s: Strategy, device: Device) -> AttendToLists:
 class CombineChunks(Combine):
     """The second kernel, which loads no more at a time than there is."""
 
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.loads = min(self.loads, Lists(self).cut)
+
     def parts(self) -> tuple[Parts, tuple[Storage, ...], tuple[str, ...]]:
-        lists = Lists(self)
-        self.loads = min(self.loads, lists.cut)
-        return lists, (), ()
+        return Lists(self), (), ()
