@@ -299,13 +299,7 @@ def sample_kernels(
     from ptxflow.eval.sample.draws import of_wide, scored, usual_checkpoint
     from ptxflow.eval.sample.pipeline import compile_and_rank
     from ptxflow.eval.sample.selection import POLICY, REWARD, choose, reward_alone
-    from ptxflow.gfn.inference import (
-        POOL,
-        SHARPNESS,
-        at_temperature,
-        load_policy,
-        with_family,
-    )
+    from ptxflow.gfn.inference import POOL, SHARPNESS, at_temperature, load_policy, with_family
 
     wide = args.space == "wide"
     checkpoint = args.checkpoint or usual_checkpoint(space.device.name, definition, axes, wide=wide)
@@ -330,15 +324,7 @@ def sample_kernels(
         print(f"{len(space):,} strategies are valid: {asked_for:,} that a search of the reward "
               f"asked for{told_draws} are scored, and the best is the best of these",
               file=sys.stderr)  # fmt: skip
-    chosen = choose(
-        about,
-        definition,
-        pool.space,
-        pool.log_probs,
-        pool.drawn,
-        args.k,
-        source,
-    )
+    chosen = choose(about, definition, pool.space, pool.log_probs, pool.drawn, args.k, source)
     for remark in chosen.remarks:
         print(remark, file=sys.stderr)
     return compile_and_rank(
@@ -374,12 +360,7 @@ def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
 
 def choose_gpu(measure: str, device: str) -> GpuInfo | None:
     """The GPU to measure on, or None; `yes` insists on one that runs the device's code."""
-    from ptxflow.compiler.backend.runtime import (
-        GpuInfo,
-        RuntimeUnavailable,
-        gpu_info,
-        require_gpu,
-    )
+    from ptxflow.compiler.backend.runtime import GpuInfo, RuntimeUnavailable, gpu_info, require_gpu
     from ptxflow.compiler.device import DEVICES
 
     if measure in ("no", "recorded"):

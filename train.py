@@ -14,14 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ptxflow.command import BadInput
-from ptxflow.gfn.options import (
-    ANY,
-    Settings,
-    known_device,
-    parse,
-    require_there,
-    require_writable,
-)
+from ptxflow.gfn.options import ANY, Settings, known_device, parse, require_there, require_writable
 
 if TYPE_CHECKING:
     from ptxflow.compiler.device import Device

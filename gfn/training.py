@@ -27,14 +27,7 @@ from ptxflow.gfn.curriculum import Curriculum, Promotion
 from ptxflow.gfn.group import AnySpace, Group
 from ptxflow.gfn.hints import hints
 from ptxflow.gfn.muon import Muon
-from ptxflow.gfn.network import (
-    ByFamily,
-    FamilyConfig,
-    LogF,
-    LogZ,
-    NetworkConfig,
-    PolicyNetwork,
-)
+from ptxflow.gfn.network import ByFamily, FamilyConfig, LogF, LogZ, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.options import TrainConfig
 from ptxflow.gfn.targets import Target
 from ptxflow.gfn.walks import Walk, family_shape, workload_features

@@ -52,15 +52,7 @@ from ptxflow.eval.sample.selection import (
 )
 from ptxflow.gfn import inference
 from ptxflow.gfn.checkpoint import read
-from ptxflow.gfn.inference import (
-    SHARPNESS,
-    Policy,
-    Pool,
-    load_policy,
-    score,
-    undrawn,
-    with_found,
-)
+from ptxflow.gfn.inference import SHARPNESS, Policy, Pool, load_policy, score, undrawn, with_found
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 #: H100 has none of its own. The H200's sees the device only through the problem's features (how far

@@ -92,13 +92,7 @@ def test_instructions_at_once_do_what_they_do_in_turn(
 
 def test_bfloat16_rounds_to_nearest_even() -> None:
     values = np.array([1.0, 1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, np.inf], np.float32)
-    assert from_bfloat16(to_bfloat16(values)).tolist() == [
-        1.0,
-        1.0,
-        1 + 2**-6,
-        1 + 2**-7,
-        np.inf,
-    ]
+    assert from_bfloat16(to_bfloat16(values)).tolist() == [1.0, 1.0, 1 + 2**-6, 1 + 2**-7, np.inf]
     assert np.isnan(from_bfloat16(to_bfloat16(np.array([np.nan], np.float32)))).all()
 
 

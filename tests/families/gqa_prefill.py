@@ -9,11 +9,7 @@ from typing import Any
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.kernels.gqa_prefill.decisions import (
-    register_limit,
-    registers,
-    row_registers,
-)
+from ptxflow.compiler.kernels.gqa_prefill.decisions import register_limit, registers, row_registers
 from tests.given import B200, H200, Json, altered, crossed, resized, strategies
 from tests.row import Bad, Case, Ordered, Planted, Refused, Row, Run, Same, Sampled, Size
 
@@ -53,11 +49,7 @@ def axes(
 
 
 def problem(
-    page: int = 0,
-    sequences: int = 4,
-    queries: int = 4096,
-    keys: int = 4096,
-    **sizes: Any,
+    page: int = 0, sequences: int = 4, queries: int = 4096, keys: int = 4096, **sizes: Any
 ) -> Problem:
     given = definition(page, **sizes)
     return PREFILL.problem(given, axes(given, sequences, queries, keys))
@@ -79,10 +71,7 @@ PATHS = {
     "scattered tokens, more of them than lanes": (1, strategy(tile_kv=160, turns=1)),
     "pages that are no part of a tile": (5, strategy(tile_kv=32, stages=4, order="tiles")),
     "keys in parts": (0, strategy(consumers=1, share=2, tile_kv=32, parts=3, query_box="tile")),
-    "three blocks on an SM": (
-        64,
-        strategy(consumers=1, tile_kv=32, resident=3, producer_warps=1),
-    ),
+    "three blocks on an SM": (64, strategy(consumers=1, tile_kv=32, resident=3, producer_warps=1)),
 }
 #: the same for tcgen05
 TMEM_PATHS = {

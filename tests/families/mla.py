@@ -14,17 +14,7 @@ from ptxflow.compiler.family import Fields, Problem, Strategy
 from ptxflow.compiler.ir import Op, Statement
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.mla.decisions import columns, own, register_limit, registers
-from tests.given import (
-    B200,
-    BOTH,
-    H200,
-    Json,
-    altered,
-    crossed,
-    resized,
-    strategies,
-    variable,
-)
+from tests.given import B200, BOTH, H200, Json, altered, crossed, resized, strategies, variable
 from tests.row import Bad, Case, Ordered, Planted, Reference, Refused, Row, Run, Same, Sampled, Size
 
 DECODE, PREFILL = family("mla_decode"), family("mla_prefill")
