@@ -13,18 +13,20 @@ from ptxflow.compiler.kernels.sampling.problem import SCHEMA
 from ptxflow.compiler.launch import GENERATOR, Given, Launch, PresentParam, RandomParam, launch_of
 
 TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are long
-ROWS = 9  # of a problem of which three run, more than a cluster has CTAs
+ROWS = 11  # of a problem of which five run, more than a cluster has CTAs
+FIRST_ROWS = 4  # of which two run: of one a part tells most, of the other nothing
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """A row; where it is not in registers, of two chunks, or one if it has no more. The generator's
-    state is by value, or on the device, too; then k filters, where both may."""
+    state is by value, or on the device, too; then k filters, where both may, after one chunk."""
     k = Kernel(p, s, device)
     chunks = min(2, k.chunks)
     name = f"a row of {chunks} chunks" if chunks > 1 else "a row"
     out = list[Trip]()
     for said, given in (("", 0), (", a state on the device", 1)):
-        values = {"ctaid": 0, "chunks": chunks, PRESENT: given, ACTIVE: given, **trip(k)}
+        first = {"first_chunks": 1 if given else chunks}
+        values = {"ctaid": 0, "chunks": chunks, PRESENT: given, ACTIVE: given, **first, **trip(k)}
         out.append(Trip(f"{name}{said}", tuple(values.items()), (("samples", 1, 1),)))
     return out
 
@@ -49,14 +51,16 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """A vocabulary with the same tail, of as many turns as have the same loops, and more elements
-    than are listed; three of ROWS, one of each kind; and a row without a state on the device."""
+    than are listed; five of ROWS, of all kinds; and without a state on the device a row or, where a
+    part of one is counted first, two of FIRST_ROWS."""
     turn = int(s.ctas) * int(s.threads) * int(s.vector) * int(s.unroll)
     whole = p["vocab_size"]
     shapes = [{"vocab_size": whole % turn + n * turn} for n in range(1, 12)]
     least, most = 2 * int(s.candidates), min(whole, 8 * TRIAL_ELEMENTS)
     shapes = [x for x in shapes if least < x["vocab_size"] < most]
-    sizes = (Size({"batch_size": ROWS}, None, (3,)), Size({"batch_size": 1}, absent=True))
-    return Trials((*shapes, {"vocab_size": whole}), sizes)
+    sizes = {ROWS: (5,), **({FIRST_ROWS: (2,)} if Kernel(p, s, device).partial else {1: ()})}
+    cases = (Size({"batch_size": n}, None, some, n < ROWS) for n, some in sizes.items())
+    return Trials((*shapes, {"vocab_size": whole}), tuple(cases))
 
 
 SAMPLING = Family.of(

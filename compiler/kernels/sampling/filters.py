@@ -79,15 +79,15 @@ def prefer(prefix: UInt32, inner: UInt32, outer: UInt32) -> UInt32:
     return prefix.registers.either(prefix.value.ne(NOWHERE), inner.value, outer.value)
 
 
-def window(found: UInt32, bits: int, active: UInt32 | None) -> UInt32:
+def window(found: UInt32, bits: int, uncertain: Value | None) -> UInt32:
     """The elements of the bin that was found; LEAST twice where none was. What is kept for certain
-    begins at the first register, what may be at the second; where k is active nothing is certain.
+    begins at the first register, what may be at the second; where that is uncertain nothing is.
     """
     r, digit, shift = found.registers, _digit(found), KEY_BITS - bits
     low = ((digit - 1) << shift) + LEAST
     ends = [r.either(digit.ne(0), end, LEAST).value for end in (low + (1 << shift), low)]
-    if active is not None:
-        ends[0] = r.either(active.value.ne(0), EVERYTHING, ends[0]).value
+    if uncertain is not None:
+        ends[0] = r.either(uncertain, EVERYTHING, ends[0]).value
     return r.together(ends)
 
 

@@ -7,11 +7,16 @@ in which one the threshold lies. A second pass adds up what is kept for certain,
 lists the few candidates: what lies in that bin or, if p is of what k leaves, from there on. Then
 the leader goes alone: more digits of the candidates give the threshold, and a random number picks a
 segment and an element of it. Sums are of integers: no order of additions changes them.
+
+The k-th largest of a part of a row is at most the row's. Where a row is read again the first pass
+therefore takes only so many chunks of each warp as bound few enough candidates, all that are not
+smaller, and the leader counts their first digits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from operator import floordiv
 from typing import Any
@@ -25,7 +30,7 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import KernelInfo, Params, const, param, parameters, part, slot, smem, var
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, LANE, WARP, Slot, Statement, Storage, Value
 from ptxflow.compiler.kernels.sampling import decisions, draw, filters
-from ptxflow.compiler.kernels.sampling.decisions import ALIGN, LINE, REGISTERS, SHARED
+from ptxflow.compiler.kernels.sampling.decisions import ALIGN, LINE, REGISTERS, REREAD, SHARED
 from ptxflow.compiler.kernels.sampling.problem import ELEMENT, SAMPLE
 from ptxflow.compiler.launch import GENERATOR
 from ptxflow.compiler.lower import finish
@@ -44,7 +49,8 @@ Pass = Callable[[UInt32, Callable[[], Value]], None]  # (element, which finds it
 Ties = Callable[[], UInt32]  # finds how many of the threshold's equals are kept
 FIRST = WARP.eq(0)
 AHEAD = 4  # vectors of a row that a thread of the leader has in flight
-PASSES = 6
+PASSES = 7
+ROOM = 4  # so many times the candidates that are expected fit the lists
 
 
 class Kernel:
@@ -65,6 +71,8 @@ class Kernel:
         self.runs, self.slots = self.ctas * self.warps, int(decisions.slots(f))
         self.bits = int(s.bits)
         self.first = {"bits": self.bits, "copies": int(s.copies)}  # of the first digit's bins
+        #: whether k's first pass may be of a part of the row
+        self.partial = s.residency == REREAD and self.chunks > 1 and bool(problem.constant("top_k"))
         self.rank = CTA_RANK if self.ctas > 1 else const(0)
         self.row = CTAID // self.ctas
         self.smem_bytes = int(decisions.smem_bytes(f, problem))
@@ -77,6 +85,7 @@ class Kernel:
         self.equal = self._zeroed("equal", self.segments * SHARE)
         self.tile = smem("row", self.vectors * self.width * self.threads * ELEMENT, align=ALIGN)
         self.sweeps = 0
+        self.all_chunks = self.first_chunks = const(self.chunks, "chunks")
         r = self.r = Registers()
         #: what the filters that there are keep
         self.filters = {
@@ -89,7 +98,7 @@ class Kernel:
 
     def _smem(self, name: str, size: int) -> Storage:
         storage = smem(name, -(-size // ALIGN) * ALIGN, align=ALIGN)
-        self.storage.append(storage)
+        self.storage += [storage] * (storage not in self.storage)
         return storage
 
     def _zeroed(self, name: str, size: int, more: int = 0) -> Storage:
@@ -135,11 +144,14 @@ class Kernel:
         active = None  # whether k filters, where both may
         if len(self.filters) == 2:
             active = filters.is_active(self.filters["top_k"], self.vocab - 1)
+        self.first_chunks = self._first_chunks(active)
         bins, uniform = self._first_pass(active)
         found, window = self._bounds(bins, active)
         self._second_pass(window)
         with where(CTA_RANK.eq(0) if self.ctas > 1 else None):  # the row's first CTA does the rest
             search = Threshold(self, found)
+            if self.partial:
+                search.count_first(bins)
             key, ties = search.alone() if active is None else search.of_both(active)
             self._draw(search, key, ties, window, uniform)
 
@@ -176,8 +188,8 @@ class Kernel:
         once: dict[str, Any] = {} if self.kept else {"last": "a"}
         emit(at.sum_f32(self.elements, self.raw, self.r.constant(0.0), sat=".sat", **once))
 
-    def sweep(self, visit: Visit) -> None:
-        """Visit all elements of a thread, chunk by chunk: between 0 and 1."""
+    def sweep(self, visit: Visit, chunks: Value) -> None:
+        """Visit the elements of a thread, chunk by chunk: between 0 and 1."""
         self.sweeps += 1
         again = self.sweeps > 1
         if self.kept:
@@ -186,7 +198,7 @@ class Kernel:
             emit(visit(self.elements, const(0)))
             return
         c, each = var(f"chunk{self.sweeps}"), range(self.at_once)
-        with repeat(c, const(self.chunks, "chunks"), rolled=True):
+        with repeat(c, chunks, rolled=True):
             if again and self.shared:
                 emit([self._stash(j, c, store=False) for j in each])
             else:
@@ -195,6 +207,18 @@ class Kernel:
             if self.shared and not again:
                 emit([self._stash(j, c, store=True) for j in each])
             emit(visit(self.elements, c))
+
+    def _first_chunks(self, active: UInt32 | None) -> Value:
+        """How many of each warp the first pass takes: all, or if k filters as many as have ROOM k
+        of the row's elements for each candidate that lists take, and one more."""
+        if not self.partial:
+            return self.all_chunks
+        most, goal = int(self.s.candidates), filters.goal_of_k(self.filters["top_k"]).value
+        few = goal.min(most) * (ROOM * self.chunks) // most + 1
+        chunks = self.r.uint32(name="first_chunks")
+        emit(at.either(chunks, few.min(self.chunks), self.chunks,
+                       const(1) if active is None else active.value.ne(0)))  # fmt: skip
+        return chunks.value
 
     def _first_pass(self, active: UInt32 | None) -> tuple[Bins, UInt32]:
         """Bins of the first digit: of p alone weights, where k filters counts. And a random number,
@@ -212,7 +236,7 @@ class Kernel:
                 # and hold them all
                 self._tally(bins, x, "mass", active.value >> 31)
 
-        self.sweep(visit)
+        self.sweep(visit, self.first_chunks)
         emit(at.cta_sync())
         bins.sum_range()
         with where(FIRST & CTA_RANK.eq(0) if self.ctas > 1 else FIRST):
@@ -245,7 +269,7 @@ class Kernel:
                            0, group=group, slots=self.slots, peers=self.ctas,
                            **self._once)  # fmt: skip
 
-        self.sweep(visit)
+        self.sweep(visit, self.all_chunks)
         emit(meet(self.ctas))
 
     # -- thresholds ----------------------------------------------------------------------------
@@ -280,11 +304,15 @@ class Kernel:
 
     def _bounds(self, bins: Bins, active: UInt32 | None) -> tuple[UInt32, UInt32]:
         """The bin of the threshold, and the window: from where on elements are kept for certain,
-        and from where on they may be."""
+        and from where on they may be. Nothing is certain where the bin is of a part of the row, or
+        k is active and p comes behind it."""
         with where(FIRST):
             place = self._pick("found", bins, self._goal(active).value)
         found = self._read(place)
-        return found, filters.window(found, self.bits, active)
+        uncertain = self.first_chunks < self.chunks if self.partial else None
+        if active is not None:
+            uncertain = active.value.ne(0)
+        return found, filters.window(found, self.bits, uncertain)
 
     # -- the draw ------------------------------------------------------------------------------
 
@@ -330,6 +358,24 @@ class Threshold:
             found = k._read(place)
             prefix = filters.narrow(prefix, found, bits)
         return prefix, found
+
+    def count_first(self, bins: Bins) -> None:
+        """The first digit among all candidates, where the bin that was found is of a part of the
+        row: in the same bins, that no CTA reads any more."""
+        k, r = self.k, self.r
+        part = k.first_chunks < k.chunks
+        own = replace(bins, copies=1, peers=1)
+        emit(zero_shared(bins.place.src[0], own.size // LINE, k.warps, begun=True))
+        emit(at.cta_sync())
+        start = r.either(part, 0, filters.NOWHERE)
+        self.candidates.count(own, start, self.floor, sum(decisions.later_digits(k.bits)), "count")
+        emit(at.cta_sync())
+        own.sum_range()
+        emit(at.cta_sync())
+        with where(FIRST):
+            place = k._pick("found", own, filters.goal_of_k(k.filters["top_k"]).value)
+        whole = r.either(part, 1, 0)
+        self.found = r.of(at.choose, whole, k._read(place), self.found, n=2, unread="dst")
 
     def alone(self) -> tuple[UInt32, Ties]:
         """Of a single filter."""

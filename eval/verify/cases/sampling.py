@@ -4,8 +4,9 @@ Of three rows in turn two take a kernel's rare paths: nearly equal elements at t
 over the row, and so many of them that lists overflow; the first of all has filters that keep all.
 In these draws fall on the first or the last unit of the last element that is kept, by turns in one
 of PLACES: a unit more or less before it, or a filter that ends elsewhere, shows. Others are
-softmaxes of normal logits, peaked ones as language models give, ones with many equal values or
-zeros, and uniform ones. The sample must be the one that integers give.
+softmaxes of normal logits, ascending ones, of which no part tells, peaked ones as language models
+give, ones with many equal values or zeros, and uniform ones. The sample must be the one that
+integers give.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from ptxflow.compiler.atoms.reductions import LEAST
 from ptxflow.compiler.family import Problem
-from ptxflow.compiler.kernels.sampling import ROWS
+from ptxflow.compiler.kernels.sampling import FIRST_ROWS, ROWS
 from ptxflow.compiler.launch import GENERATOR, Arguments
 from ptxflow.eval.bench.references.sampling_integers import UNIT, philox, sample
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values, poisoned
@@ -48,12 +49,14 @@ PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (5, KEPT - 1), (19, -1), (0, 99)
 FEW = 8  # of so many larger elements one is so by far: in other ranges of bins
 HALF = 0.5
 FRONT = 64  # elements that have most of a row: its draw falls in the first segment
+STEEP = 6  # of ascending elements
 
 
 def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
     """probs [batch, vocab] float32, a kind after the other; a row alone is of the last."""
     kinds = (
         lambda: rng.normal(size=vocab),
+        lambda: STEEP * np.log1p(np.arange(vocab)),
         lambda: 4 * rng.normal(size=vocab),
         lambda: np.round(rng.normal(size=vocab)),
         lambda: np.where(rng.random(vocab) < 0.5, rng.normal(size=vocab), -np.inf),
@@ -71,8 +74,8 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
 
 
 def turn_of(batch: int, i: int) -> int:
-    """Which of PLACES; rows of a first problem have others than those that run of ROWS."""
-    return 5 if batch == 1 else i % 5 if batch < ROWS else 2 + 2 * i // (batch - 1)
+    """Which of PLACES: all but the first those that run of ROWS, 0, 2, 5, 8 and 10."""
+    return 5 if batch == 1 else i % 5 if batch < ROWS else (5, 1, 2, 4, 3)[(2 * i + 1) // 5 % 5]
 
 
 def place_of(turn: int, vocab: int) -> int:
@@ -127,9 +130,10 @@ def _units(row: Row) -> Values:
 
 def _rare(tensors: Tensors, batch: int) -> None:
     """k and p of the rare rows, which end at a level, in some rows at the first element of it, and
-    of the first row, past all, but of ROWS, whose p is of all; and where their draws fall."""
+    of the first row, past all, but of ROWS, whose p is of all, and of FIRST_ROWS; and where their
+    draws fall."""
     both = {"top_k", "top_p"} <= tensors.keys()
-    for i in [0, *(i for i in range(batch) if i % RARE)]:
+    for i in [*[0] * (batch != FIRST_ROWS), *(i for i in range(batch) if i % RARE)]:
         row, turn = tensors["probs"][i], turn_of(batch, i)
         values, counts = np.unique(row[row > 0], return_counts=True)
         held = np.sort(values[np.argsort(-counts, kind="stable")[:4]])
