@@ -56,6 +56,7 @@ from ptxflow.eval.verify.value_problems import Bench, Known, bench_of, small_ker
 
 VERDICTS = ("validator", "emulator", "equivalent", "escaped", "crashed", "unchanged", "malformed")
 ASSEMBLY = 40_000  # instructions emulated in the time that ptxas takes, about
+WHOLE = 50_000_000  # and that all clusters of a larger problem may take
 SHOWN = 100  # equivalent mutants, at most, in a result
 PART = 40  # mutants of a kernel that one process judges in a turn
 
@@ -118,11 +119,15 @@ def _emulated(text: str, bench: Bench) -> tuple[str, str, str]:
             return "emulator", complaint, known.name
         if not i and not early and (verdict := _assembled(text, bench)):
             return verdict, "", ""
-    assert bench.larger is not None
+    larger = bench.larger
+    assert larger is not None
     for known in bench.others():
         if complaint := _complaint(text, known, bench):
             return "emulator", complaint, bench.name
-    complaint = _complaint(text, bench.larger, bench)
+    complaint = _complaint(text, larger, bench)
+    if complaint and any(larger.attempt.some):  # clusters that did not run may write the same
+        whole = replace(larger, attempt=replace(larger.attempt, some=()), instructions=WHOLE)
+        complaint = _complaint(text, whole, bench)
     return ("escaped" if complaint else "equivalent"), complaint, bench.name
 
 

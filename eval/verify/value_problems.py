@@ -234,12 +234,13 @@ def _kept(shape: Problem, row: dict[str, Any]) -> Known:
 
 
 def digest_of(given: Attempt) -> str:
-    """Of a problem's inputs and of what is right."""
+    """Of a problem's inputs, and of what is right as far as all CPUs round it alike."""
     case = given.case
     state = hashlib.sha256(repr(case.arguments).encode())
     for name in sorted(case.tensors):
-        for held in (case.tensors[name], *case.expected.get(name, ()), *case.slopes.get(name, ())):
-            state.update(np.ascontiguousarray(held).data)
+        state.update(np.ascontiguousarray(case.tensors[name]).data)
+        for right in (*case.expected.get(name, ()), *case.slopes.get(name, ())):
+            state.update(f"{np.abs(np.nan_to_num(right.astype(float))).sum():.5g}".encode())
     return state.hexdigest()[:16]
 
 

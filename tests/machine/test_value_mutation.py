@@ -63,7 +63,7 @@ from tests.families import gdn_decode, gqa_decode
 from tests.families.rmsnorm import H200, problem, strategy
 
 JOB = (problem(256, 4), strategy(row_threads=32, rows=4))
-LARGER = Known(Attempt(JOB[0]), 0, "")
+LARGER = Known(Attempt(JOB[0], some=(1,)), 0, "")
 
 
 def toy() -> Statement:
@@ -254,7 +254,8 @@ class Scripted:
         ("emulator", id, ("", "wrong"), "", 2),
         ("unchanged", id, ("",), "unchanged", 1),
         ("emulator", id, ("", "", "wrong"), "", 3),
-        ("escaped", id, ("", "", "", "wrong"), "", 4),
+        ("escaped", id, ("", "", "", "part", "wrong"), "", 5),
+        ("equivalent", id, ("", "", "", "part", ""), "", 5),
         ("equivalent", id, ("", "", "", ""), "", 4),
         ("crashed", id, ("broken",), "", 1),
     ],
