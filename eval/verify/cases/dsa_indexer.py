@@ -57,8 +57,8 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
     scales *= np.float32(TINY if batch == 6 else 1)
     if batch <= 2 and (count := _crowd(problem)):
-        most = problem["topk"] * batch // 2  # of a single one, others are chosen by position
         for b, length in enumerate(lens):
+            most = problem["topk"] // (1 + (b == batch - 1))  # others are chosen by position
             _crowded(q[b], weights[b], keys[b, :length], scales[b, :length], count, most, rng)
     if batch == 3:
         whole, mixed = slice(lens[0]), rng.permutation(lens[0])
