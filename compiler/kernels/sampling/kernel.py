@@ -374,8 +374,8 @@ class Threshold:
         emit(at.cta_sync())
         with where(FIRST):
             place = k._pick("found", own, filters.goal_of_k(k.filters["top_k"]).value)
-        whole = r.either(part, 1, 0)
-        self.found = r.of(at.choose, whole, k._read(place), self.found, n=2, unread="dst")
+        anew = r.either(part, 1, 0)
+        self.found = r.of(at.choose, anew, k._read(place), self.found, n=2, unread="dst")
 
     def alone(self) -> tuple[UInt32, Ties]:
         """Of a single filter."""

@@ -58,7 +58,7 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     scales *= np.float32(TINY if batch == 6 else 1)
     if batch <= 2 and (count := _crowd(problem)):
         for b, length in enumerate(lens):
-            most = problem["topk"] // (1 + (b == batch - 1))  # others are chosen by position
+            most = problem["topk"] // (1 + (b == batch - 1))  # the last's others go by position
             _crowded(q[b], weights[b], keys[b, :length], scales[b, :length], count, most, rng)
     if batch == 3:
         whole, mixed = slice(lens[0]), rng.permutation(lens[0])

@@ -74,7 +74,7 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
 
 
 def turn_of(batch: int, i: int) -> int:
-    """Which of PLACES: all but the first those that run of ROWS, 0, 2, 5, 8 and 10."""
+    """Which of PLACES; of ROWS those that run, 0, 2, 5, 8 and 10, have all but the first."""
     return 5 if batch == 1 else i % 5 if batch < ROWS else (5, 1, 2, 4, 3)[(2 * i + 1) // 5 % 5]
 
 
