@@ -56,7 +56,7 @@ from ptxflow.eval.verify.value_problems import Bench, Known, bench_of, small_ker
 
 VERDICTS = ("validator", "emulator", "equivalent", "escaped", "crashed", "unchanged", "malformed")
 ASSEMBLY = 40_000  # instructions emulated in the time that ptxas takes, about
-WHOLE = 50_000_000  # and that all clusters of a larger problem may take
+WHOLE = 50_000_000  # instructions of a larger problem that is run whole, at most half of its limit
 SHOWN = 100  # equivalent mutants, at most, in a result
 PART = 40  # mutants of a kernel that one process judges in a turn
 

@@ -240,7 +240,9 @@ def digest_of(given: Attempt) -> str:
     for name in sorted(case.tensors):
         state.update(np.ascontiguousarray(case.tensors[name]).data)
         for right in (*case.expected.get(name, ()), *case.slopes.get(name, ())):
-            state.update(f"{np.abs(np.nan_to_num(right.astype(float))).sum():.5g}".encode())
+            held = np.abs(np.nan_to_num(right)).astype(float).ravel()
+            told = held @ np.linspace(1, 2, held.size)  # another sum where elements change places
+            state.update(f"{told:.5g}".encode() if right.dtype.kind == "f" else right.tobytes())
     return state.hexdigest()[:16]
 
 

@@ -94,7 +94,7 @@ def paired(*choices: Sequence[object]) -> list[ParameterSet]:
 def test_rows_that_are_no_probabilities(
     filters: tuple[int | None, float | None], residency: str
 ) -> None:
-    rows, (k, p) = odd(1000), filters
+    rows, (k, p) = odd(3000), filters
     top_k = None if k is None else np.full(len(rows), k, np.int32)
     top_p = None if p is None else np.full(len(rows), p, np.float32)
     ours, right = drawn(rows, top_k, top_p, strategy(ctas=1, residency=residency))

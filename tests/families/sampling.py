@@ -36,7 +36,7 @@ PATHS = {
     "one CTA, both": (EACH, strategy(ctas=1, bits=12, candidates=2048)),
     "copies": (P, strategy(copies=4, vector=2)),
     "copies, both": (EACH, strategy(ctas=1, copies=2, vector=1)),
-    "read again": (EACH, strategy(residency="reread", unroll=4, load_cache="no_allocate")),
+    "read again": (EACH, strategy(residency="reread", load_cache="no_allocate")),
     "read again, alone": (K, strategy(ctas=1, residency="reread", resident=2, bits=11)),
     "shared": (P, strategy(residency="shared", unroll=4, group=2, load_prefetch=128)),
     "shared, narrow": (K, strategy(residency="shared", vector=1, unroll=4, candidates=2048)),

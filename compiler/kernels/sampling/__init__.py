@@ -14,7 +14,7 @@ from ptxflow.compiler.launch import GENERATOR, Given, Launch, PresentParam, Rand
 
 TRIAL_ELEMENTS = 1 << 15  # of a trial's batch: rows are fewer where they are long
 ROWS = 11  # of a problem of which five run, more than a cluster has CTAs
-FIRST_ROWS = 4  # of which two run: of one a part tells most, of the other nothing
+FIRST_ROWS = 7  # of which two run: of the first a part tells most, of the last nothing
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -58,9 +58,10 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     shapes = [{"vocab_size": whole % turn + n * turn} for n in range(1, 12)]
     least, most = 2 * int(s.candidates), min(whole, 8 * TRIAL_ELEMENTS)
     shapes = [x for x in shapes if least < x["vocab_size"] < most]
-    sizes = {ROWS: (5,), **({FIRST_ROWS: (2,)} if Kernel(p, s, device).partial else {1: ()})}
-    cases = (Size({"batch_size": n}, None, some, n < ROWS) for n, some in sizes.items())
-    return Trials((*shapes, {"vocab_size": whole}), tuple(cases))
+    few = FIRST_ROWS if Kernel(p, s, device).partial else 1
+    absent = Size({"batch_size": few}, None, (2,) if few > 1 else (), absent=True)
+    sizes = (Size({"batch_size": ROWS}, None, (5,)), absent)
+    return Trials((*shapes, {"vocab_size": whole}), sizes)
 
 
 SAMPLING = Family.of(

@@ -38,7 +38,7 @@ COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; a tile is a CTA's share of a row, a step what it has in flight."""
     c = costs_of("sampling", COSTS, device)
-    passes = np.where(f.residency == decisions.REREAD, 2, 1)
+    passes = np.where(f.residency == decisions.REREAD, 2, 1)  # k's first is of a part, not modelled
     chunks = decisions.vectors(f, problem) // decisions.at_once(f, problem)
     steps = chunks * passes
     share = decisions.vectors(f, problem) * f.vector * f.threads  # elements of a CTA

@@ -98,7 +98,8 @@ class Kernel:
 
     def _smem(self, name: str, size: int) -> Storage:
         storage = smem(name, -(-size // ALIGN) * ALIGN, align=ALIGN)
-        self.storage += [storage] * (storage not in self.storage)
+        if storage not in self.storage:  # where the first digit is found twice
+            self.storage.append(storage)
         return storage
 
     def _zeroed(self, name: str, size: int, more: int = 0) -> Storage:
@@ -362,9 +363,8 @@ class Threshold:
     def count_first(self, bins: Bins) -> None:
         """The first digit among all candidates, where the bin that was found is of a part of the
         row: in the same bins, that no CTA reads any more."""
-        k, r = self.k, self.r
+        k, r, own = self.k, self.r, replace(bins, copies=1, peers=1)
         part = k.first_chunks < k.chunks
-        own = replace(bins, copies=1, peers=1)
         emit(zero_shared(bins.place.src[0], own.size // LINE, k.warps, begun=True))
         emit(at.cta_sync())
         start = r.either(part, 0, filters.NOWHERE)

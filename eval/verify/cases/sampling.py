@@ -56,8 +56,8 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
     """probs [batch, vocab] float32, a kind after the other; a row alone is of the last."""
     kinds = (
         lambda: rng.normal(size=vocab),
-        lambda: STEEP * np.log1p(np.arange(vocab)),
         lambda: 4 * rng.normal(size=vocab),
+        lambda: STEEP * np.log1p(np.arange(vocab)),
         lambda: np.round(rng.normal(size=vocab)),
         lambda: np.where(rng.random(vocab) < 0.5, rng.normal(size=vocab), -np.inf),
         lambda: np.zeros(vocab),
