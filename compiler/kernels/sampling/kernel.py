@@ -217,8 +217,8 @@ class Kernel:
         most, goal = int(self.s.candidates), filters.goal_of_k(self.filters["top_k"]).value
         few = goal.min(most) * (ROOM * self.chunks) // most + 1
         chunks = self.r.uint32(name="first_chunks")
-        emit(at.either(chunks, few.min(self.chunks), self.chunks,
-                       const(1) if active is None else active.value.ne(0)))  # fmt: skip
+        filtering = const(1) if active is None else active.value.ne(0)
+        emit(at.either(chunks, few.min(self.chunks), self.chunks, filtering))
         return chunks.value
 
     def _first_pass(self, active: UInt32 | None) -> tuple[Bins, UInt32]:
