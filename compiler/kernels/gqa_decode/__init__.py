@@ -126,9 +126,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two groups of key heads: made sums of chunks; sequences of several chunks, one from a chunk's
-    edge and one a key short of one; many, few of which have a page, and whose look-up takes several
-    steps, of which the last is summed up. Of clusters: rings taken more than once, and several
-    sequences."""
+    edge and one a key short of one; many, few of which have a page or a chunk, so that each of
+    several steps of the look-up finds another, of which the last is summed up. Of clusters: rings
+    taken more than once, and several sequences."""
     k = kernel(p, s, device)
     groups, each = -(-k.key_heads // k.cta_heads), k.cta_heads
     shapes = tuple(
@@ -143,7 +143,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         long, short = (k.stages + 2) * k.chunk + rest, k.chunk + rest
         return Trials(shapes, (size(1, long, (1,)), size(3, short)))
     short = min(k.page_size, k.chunk) // 2
-    later = ((1, p["page_size"] if i % 32 in (2, 28) else 0) for i in range(128))
+    some = {2: p["page_size"], 28: p["page_size"]}
+    later = ((1, k.chunk if i in (60, 92) else some.get(i % 32, 0)) for i in range(128))
     sizes = (
         summed(p, k.chunk, int(s.sum_chunks), int(s.sum_warps) if s.sum_split else 1),
         rows_of(

@@ -205,7 +205,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Heads of full size: two sequences whose last chunks, or parts under a query, have full tiles
-    and one key, lack one or end elsewhere in a tile, after a chunk; made sums; where parts are few,
+    and one key, lack one or end elsewhere in a tile, after a chunk but for a token, and the token;
+    made sums; where parts are few,
     sequences of several, and some that end anywhere in a tile; many, few of which have tokens, and
     whose look-up takes several steps (of parts, the first of each place); a ring beyond its 32nd
     turn, in prefill under queries that see one token of the last tile or none, which ends a last
@@ -221,7 +222,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     many = size(34, 12, 5 * page, (places, 8) if k.cut > 1 else ())
     turn = (2 * k.stages + 1) * k.tile + 3
     full = (k.chunk or 2 * k.stages * k.tile) + k.tile if k.decodes else max(4, k.cut) * k.tile
-    chunk = ((1, k.chunk),) if k.chunk else ()
+    chunk = ((1, k.chunk - 1), (1, 1)) if k.chunk else ()
     few = k.cut <= 2 and not k.decodes
     share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
     tiles = share * k.cut - (k.cut > 1)
@@ -242,11 +243,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
     """Behind a tile of queries, queries without keys, and some of which the last alone sees one:
     sequences whose tiles are of one part and of two, of two and three, and so on, so that last ones
-    have any place among `loads`: the first tile sees all that its parts can hold, and the one query
-    behind it a key more."""
-    tokens = [FEWEST * (n - 1) * k.tile + 1 for n in range(min(k.cut, loads + 1), 1, -1)]
+    have any place among `loads`: the first tile sees all that its parts can hold, more than one
+    where there are, and the one query behind it a key more."""
+    most = min(k.cut, max(3, loads + 1))
+    tokens = [FEWEST * (n - 1) * k.tile + 1 for n in range(most, max(1, most - loads), -1)]
     behind = ((k.queries + 1, n) for n in tokens)
-    return rows_of(p, (k.queries, tokens[0]), (3, 0), (k.queries, 1), *behind)
+    return rows_of(p, (k.queries, FEWEST * k.tile + 1), (3, 0), (k.queries, 1), *behind)
 
 
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:
