@@ -4,8 +4,10 @@ text do. Each leaves the kernel right wherever indices are small.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.emulator.race import GRANULE
+from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import CTAID, LANE, Scalar, Value, kernels_of, loop, slot, value
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.kernels.attention.sequences import Search
@@ -42,12 +45,10 @@ from tests.families import (
     gdn_decode,
     gdn_prefill,
     gemm,
-    gemm_fp8,
     gqa_decode,
     gqa_prefill,
     mla,
     moe,
-    sampling,
 )
 
 H200 = DEVICES["h200"]
@@ -204,171 +205,20 @@ def test_what_small_indices_hide_is_found(name: str, monkeypatch: pytest.MonkeyP
     assert cover(problem, strategy, H200).error
 
 
-#: (problem, strategy, what is changed, in which statement, which of those)
-ONE_MORE: dict[str, tuple[Any, ...]] = {
-    "a tile of queries that begins a token earlier": (
-        gqa_prefill.problem(), gqa_prefill.strategy(share=2, stages=1, overlap=0),
-        "64 to 63 in mul in parity", "mbar_wait(v_full)", 0,
-    ),
-    "the entry behind the last of a list": (
-        dsa_indexer.problem(), dsa_indexer.strategy(), "lt of one more in inside",
-        "put_place(chosen", 1,
-    ),
-    **{
-        f"a list with room for one more, by {name}": (
-            dsa_indexer.problem(), dsa_indexer.strategy(), "255 to 254 in add in value",
-            "mov(", which,
-        )
-        for name, which in (("the first digit", 0), ("a later one", 1))
-    },
-    **{
-        f"the row behind the last of a sequence on a B200, {name}": (
-            gqa_prefill.problem(), gqa_prefill.strategy(share=4, stages=3),
-            "lt of one more in inside", "st_global(output, output, line)", which,
-        )
-        for name, which in (("with keys", 0), ("without", 30))
-    },
-    "of the last score chosen, low bits beside a position's": (
-        dsa_indexer.problem(), dsa_indexer.strategy(bits=12), "1 to 2 in shr in value",
-        "select.py:323", 0,
-    ),
-    "scores from 1 on, beside small ones": (
-        dsa_indexer.problem(), dsa_indexer.strategy(tile=64, stages=3), "0 to 1 as value",
-        "hopper.py:80", 0,
-    ),
-    "tiles of a span on a B200, of a sequence that ended before": (
-        dsa_indexer.problem(), dsa_indexer.strategy(tile=128, span=1024),
-        "sub's left operand alone in stop", "loop of mbar_wait, tcgen05_fence_after", 0,
-    ),
-    "half of a digit's range on a B200, for keys alone in a warp's": (
-        dsa_indexer.problem(), dsa_indexer.strategy(bits=10), "32 to 33 in min in inside",
-        "ballot(s_near0", 0,
-    ),
-    "rows of tiles, for a last one with one row": (
-        gemm.problem(34, 128, 2048), gemm.swapped(tile_n=32), "32 to 33 in div in c1",
-        "tma_load(a, B_map", 0,
-    ),
-    "keys at the end of a last tile that is nearly full": (
-        gqa_decode.problem(), gqa_decode.strategy(tiles=4, tile=16), "16 to 17 in mul in inside",
-        "hide(", 1,
-    ),
-    "a chunk behind the last, in a turn of four": (
-        gqa_decode.problem(), gqa_decode.strategy(sum_chunks=4), "3 to 2 in add in inside",
-        "ld_global_coherent(c_", 0,
-    ),
-    "another chunk, in a turn of four": (
-        mla.problem(), mla.decode(sum_chunks=4), "2 to 3 in add in index",
-        "ld_global_coherent(c_stats0_2", 0,
-    ),
-    "tokens behind a query, where a sequence ends in a tile's first rows": (
-        mla.problem(prefill=True), mla.prefill(queries=1, parts=1),
-        "sub's left operand alone in inside", "hide(score0_", 0,
-    ),
-    "tokens behind a query of a later sequence in parts": (
-        mla.problem(prefill=True), mla.prefill(parts=8), "q_end to q_begin in sub in inside",
-        "hide(score0_", 0,
-    ),
-    "where another sequence's keys begin, by who gathers tokens": (
-        mla.problem(prefill=True), mla.prefill(queries=1, parts=1, stages=2, tile=64, warps=8),
-        "qo_indptr to kv_indptr as base", "ld_global(g_q_begin", 0,
-    ),
-    "no lane that stores log-sum-exps of chunks": (
-        mla.problem(), mla.decode(), "4 to 0 in lt in inside", "st_global(lse, lse, c_", 0
-    ),
-    **{
-        f"log-sum-exps of other heads: {change}": (
-            dsa_sparse.problem(), dsa_sparse.strategy(), change, "st_global(lse, lse, c_", 0
-        )
-        for change in (
-            "32 to 31 in div in index", "32 to 64 in div in index", "16 to 32 in mul in index"
-        )
-    },
-    **{
-        f"of a mixture of experts, {name}": (
-            moe.problem(), moe.strategy(persistent=1, up_stages=3, route="joined"), *planted
-        )
-        for name, *planted in (
-            ("a CTA's second tile", "ctas to lane in mul in value", "mov(d_t", 0),
-            ("tokens of an expert, and others", "and's left operand alone", "ballot(p_t", -1),
-            ("the second best of a lane", "2 to 3 as register of b", "min_f32(p_t", 0),
-            ("experts of a word's second half", "31 to 15 in and in index", "shuffle_from(p_t", -1),
-            ("tokens of the 22nd", "21 to 10 in eq in inside", "either(p_t", 0),
-            ("tokens of the last, and the first", "2147483648 to -2147483647", "ballot(p_t", 0),
-            ("an expert that is a lane's fifth", "4 to 3 in add in yes", "either(p_t", 0),
-            ("rows behind the third warp's", "3 to 1 in lt in inside", "either(p_t", 0),
-            ("stages of a second tile", "to 0 in mul in stage of a", "wgmma(u_t", 1),
-        )
-    },
-    "heads of a sequence in one chunk": (
-        mla.problem(), mla.decode(chunk=768), "lane to 0 in shr in index",
-        "st_global(output, output, t", -1,
-    ),
-    "the last part of a later sequence": (
-        mla.problem(prefill=True), mla.wgmma(parts=8, sum_chunks=2),
-        "c_q_end to c_end in sub in inside", "ld_global_coherent(c_sums0_1_", 0,
-    ),
-    **{
-        f"values of another turn: {change}": (
-            gqa_prefill.problem(), TALL, f"{change} in parity", "mbar_wait(v_full)", which
-        )
-        for change, which in (("mul's right operand alone", 0), ("48 to 96 in add", 0))
-    },
-    "keys of a tile of queries of the first sequence": (
-        gqa_prefill.problem(), TALL, "q_first to 0 in div in c1", "tma_load(k_tiles", 0
-    ),
-    **{
-        f"tokens behind the last, {change}": (*INDEXED, change, "sort_key(t3_", 0)
-        for change in ("64 to 63 in mul in inside", "3 to 4 in and in inside")
-    },
-    "tiles of a raster group that ends a row before a tile's": (
-        gemm_fp8.problem(256, 2112), gemm_fp8.once(
-            tile_m=64, tile_n=32, consumers=1, cluster="2x1", num_stages=6, raster_group=4
-        ), "128 to 127 in div in index", "ld_global(t5_, B_scale", -1,
-    ),
-    "the row behind the last, in the second half of a warp's": (
-        gemm.problem(16, 6144), gemm.strategy(tile_n=32, consumers=1, epilogue="direct"),
-        "lt of one more in inside", "st_global(C, C, out", 1,
-    ),
-    "sums that go on where there are none, of a tile before one of more keys": (
-        gqa_prefill.problem(kv_heads=4), FLAT.replace(consumers=2, stages=1),
-        "16 to 32 in mul in accumulate", "wgmma_registers(acc", 0,
-    ),
-    "keys that the query behind a tile's last sees": (
-        gqa_prefill.problem(64, kv_heads=4), FLAT.replace(overlap=0, pin=0),
-        "8 to 9 in add in c1", "tma_load(k_tiles", 0,
-    ),
-    **{
-        f"a tile's queries less one, {name}": (
-            gqa_prefill.problem(1, kv_heads=4), FLAT.replace(share=2, order="tiles"),
-            "32 to 31 in div in index", "st_global(output, output, line)", which,
-        )
-        for which, name in enumerate(("before a sequence", "of all tiles"))
-    },
-    "a tile of keys of a sequence a key short of one": (
-        gqa_prefill.problem(), gqa_prefill.strategy(), "64 to 63 in div", "first, everywhere", 0
-    ),
-    "a tile of keys of a sequence in one part": (
-        gqa_prefill.problem(),
-        gqa_prefill.strategy(consumers=1, share=2, parts=3, least=4, query_box="tile"),
-        "64 to 63 in div", "stop, everywhere", 0,
-    ),
-    "a threshold in the first lane of a later digit": (
-        sampling.problem(65536, 4, sampling.P), sampling.strategy(),
-        "32 to 0 in eq in inside", "either(", 3,
-    ),
-    "a full tile's columns behind the first tile": (
-        gemm.problem(512, 4096), gemm.strategy(
-            tile_m=64, tile_n=96, consumers=1, tile_k=32, cluster="1x2", epilogue="direct"
-        ), "2 to 3 in mul in index", "st_global(C, C, out", -4,
-    ),
-}  # fmt: skip
+#: a line each: what is changed, in which statement, which of those, in the kernel of what
+LINES = Path(__file__).with_name("boundaries.jsonl").read_text(encoding="utf-8").splitlines()
+BOUNDARIES = {row["name"]: row for row in map(json.loads, LINES)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ONE_MORE)
+@pytest.mark.parametrize("name", BOUNDARIES)
 def test_what_a_boundary_hides_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change that shows at a boundary alone: the last index, the first tile beyond a ring."""
-    problem, strategy, change, statement, which = ONE_MORE[name]
+    row = BOUNDARIES[name]
+    change, statement, held = row["change"], row["statement"], row["problem"]
+    pairs = {n: tuple(held.get(n, {}).items()) for n in ("axes", "constants")}
+    problem = Problem(**held | pairs, flops=1.0, bytes=1.0)
+    strategy = Strategy(problem.family, tuple(row["choices"].items()))
     maker, made = family(problem.family), list[str]()
 
     def build(*given: Any) -> Any:
@@ -382,12 +232,12 @@ def test_what_a_boundary_hides_is_found(name: str, monkeypatch: pytest.MonkeyPat
         ]
         if not found:
             return whole
-        made.append(str(found[which]))
-        return found[which].within(whole)
+        made.append(str(found[row["which"]]))
+        return found[row["which"]].within(whole)
 
     planted = replace(maker, build=build)
     monkeypatch.setattr(trials, "family", lambda _: planted)
-    found = cover(problem, strategy, DEVICES["b200"] if "B200" in name else H200)
+    found = cover(problem, strategy, DEVICES[row["device"]])
     assert made and (found.error or found.hazards)
 
 

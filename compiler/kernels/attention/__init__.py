@@ -34,14 +34,14 @@ def held_of(page_size: int, tokens: int, prefix: str = "") -> dict[str, int]:
 
 def summed(p: Problem, chunk: int, loads: int, warps: int = 1) -> Size:
     """Sequences in chunks, whose numbers leave every remainder by `loads`, which a warp loads at a
-    time, end in any of `warps`, in its first turn or the second; beside one chunk, and none. Last
-    ones are full, so that a row which nobody writes follows, but a page short in the first
-    sequence, behind which a chunk that is a token shorter would be the next, a page in one, so that
-    the last begins at a chunk's edge, and a token in the last."""
+    time, end in any of `warps`, in its first turn or the second, the first where a chunk of a token
+    less would; beside one chunk, and none. Last ones are full, so that a row which nobody writes
+    follows, but a page in one, so that the last begins at a chunk's edge, and a token in the last.
+    """
     page = p["page_size"]
     turns = (3 * i % (2 * warps) for i in range(max(2, loads)))
     each = ((2 + i + loads * turn) * chunk for i, turn in enumerate(turns))
-    lengths = (max(1, page * (chunk - 1)), 0, *each, chunk + page, 2 * chunk + 1)
+    lengths = (1, page * (chunk - 2), 0, *each, chunk + page, 2 * chunk + 1)
     pages = sum(-(-n // page) for n in lengths)
     return Size(sized(p, len(lengths), 0, pages * page), sums=PartialSums(chunk, lengths))
 

@@ -64,11 +64,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """As many columns of tiles as have the same divisions; last tiles with one row of C, of the
-    last of 37 clusters and of two; with all of them, and some of a warpgroup's second 64 (the
-    trial's has some of a warp's second 8); two raster groups of rows and a part of a third that
-    lacks a row, by seven clusters, the last of which has fewer tiles; a ring beyond its 32nd turn.
-    """
+    """As many columns of tiles as have the same divisions; last tiles with one row of C, of 37 and
+    of two clusters; with all, and some of a warpgroup's second 64 (the trial's: of a warp's second
+    8); two raster groups of rows and a part of a third that lacks a row, by seven clusters, the
+    last of which has fewer tiles; a ring beyond its 32nd turn."""
     t = Tiling(p, s, device)
     step = s.split_k * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]

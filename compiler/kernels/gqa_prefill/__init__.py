@@ -142,15 +142,14 @@ def _room(k: Kernel, tokens: int) -> tuple[int, int, int]:
 
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
-    """Two key heads, or as many as have the same divisions. Few queries beside many keys, of
-    which the last ones see one turn of a ring more; sequences of several tiles, one behind a
-    whole tile's queries and one a query short of that, of which a tile sees one tile of keys
-    and the next more, that or one key; less than a tile's queries, of which the last sees full
-    tiles of keys; no key at all; many sequences behind one, few of which have tokens, and whose
-    look-up takes several steps, one a key short of a tile or page, one of a part's keys; sequences,
-    with keys and without, whose last rows are those of each store of a warp; a full tile that sees
-    one key more than fill a ring; its 32nd turn; all parts. Of some blocks an odd number: of all
-    heads."""
+    """Two key heads, or as many as have the same divisions. Few queries beside many keys, of which
+    the last ones see one turn of a ring more; sequences of several tiles, one behind a whole tile's
+    queries and one a query short of that, of which a tile sees one tile of keys and the next more,
+    that or one key; less than a tile's queries, of which the last sees full tiles of keys; no key
+    at all; many sequences behind one, few of which have tokens, and whose look-up takes several
+    steps, one a key short of a tile or page, one of a part's keys; sequences whose last rows are
+    those of each store of a warp; a full tile that sees one key more than fill a ring; its 32nd
+    turn; all parts. Of some blocks an odd number: of all heads."""
     k = kernel(p, s, device)
     group, tile, asked = k.heads // k.kv_heads, k.tile_kv, k.tokens
     shapes = tuple({"num_kv_heads": n, "num_qo_heads": n * group} for n in few(k.kv_heads))

@@ -88,7 +88,7 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
 
 def _lengths(problem: Problem) -> list[int]:
     """Some sequences leave out a part of their last page, in either half of an MMA's 16 tokens
-    and of a store's four; others are empty, without a last page, short (beside a long one of
+    and of a store's four; others are empty, without a last page, short (beside two long ones of
     three), as long as the list, or half."""
     most = problem["max_num_pages"] * problem["page_size"]
     listed = min(problem["topk"], most)
@@ -97,7 +97,7 @@ def _lengths(problem: Problem) -> list[int]:
     page = problem["page_size"]
     kinds = [most - 6, 0, most - page // 2 + 5, most - page, FEW, listed, most // 2]
     if problem["batch_size"] == 3:
-        kinds[2] = FEW
+        kinds[1:3] = kinds[2], FEW
     return [kinds[b % len(kinds)] for b in range(problem["batch_size"])]
 
 
