@@ -145,11 +145,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two key heads, or as many as have the same divisions. Few queries beside many keys, of which
     the last ones see one turn of a ring more; sequences of several tiles, one behind a whole tile's
     queries and one a query short of that, of which a tile sees one tile of keys and the next more,
-    that or one key; less than a tile's queries, of which the last sees full tiles of keys; no key
-    at all; many sequences behind one, few of which have tokens, and whose look-up takes several
-    steps, one a key short of a tile or page, one of a part's keys; sequences whose last rows are
-    those of each store of a warp; a full tile that sees one key more than fill a ring; its 32nd
-    turn; all parts. Of some blocks an odd number: of all heads."""
+    that or one key; less than a tile's, of which the last sees full tiles of keys, and none, as
+    many as make tiles of a query less more; no key at all; many sequences behind one, few of which
+    have tokens, and whose look-up takes several steps, one a key short of a tile or page, one of a
+    part's keys; sequences whose last rows are those of each store of a warp; a full tile that sees
+    one key more than fill a ring; its 32nd turn; all parts. Of some blocks an odd number: of all
+    heads."""
     k = kernel(p, s, device)
     group, tile, asked = k.heads // k.kv_heads, k.tile_kv, k.tokens
     shapes = tuple({"num_kv_heads": n, "num_qo_heads": n * group} for n in few(k.kv_heads))
@@ -168,12 +169,12 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     held += max(0, 5 * k.page // 8 - held % max(1, k.page))  # more than half of a last page
     many = [(2, 3) if i % 8 == 1 else (0, i % 8 // 7) for i in range(34)]
     many[30], many[33] = (2, max(tile, k.page) - 1), (2, k.least * tile)
-    seen = (3 * asked - 1, tile + asked - 1), (2 * asked + 1, tile + 1), (asked + 1, 2)
+    each = (asked, 0), (3 * asked - 1, tile + asked - 1), (2 * asked, held), (short, full)
     # the first queries see two tiles of the last part that need a mask
     cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - asked // 2
     sizes = (
         size(1, whole, -(-most // ring) * ring + 3, (7,)),
-        rows_of(p, (asked, 0), *seen, (2 * asked, held), (short, full)),
+        rows_of(p, *each, (2 * asked + 1, tile + 1), (asked + 1, 2), (max(1, asked - 4), 0)),
         Size(sized(p, 1, 2 * asked, turns * ring + 1), None, (*begun, 7)),
         size(3, 3 * asked + 6, 5),
         rows_of(p, (asked, 0), *many),
