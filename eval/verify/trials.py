@@ -148,12 +148,16 @@ def differences(
             wrong &= numbers | partly.get(name, False)
         if count := int(wrong.sum()):
             return f"{count} of {found.size} elements of {name} differ"
-    for name, (weights, room) in case.slopes.items():
+    for name, (weights, room, mean) in case.slopes.items():
         whole = changed(tensors[name], case.tensors[name]).reshape(weights.shape).all(-1)
         slope = (weights * plain(tensors[name]).reshape(weights.shape)).sum(-1)
         if (wrong := whole & (abs(slope - weights.any(-1)) > room)).any():
             factor = float(slope[wrong][0])
             return f"{wrong.sum()} of {wrong.size} segments of {name} differ, by {factor:.3f} times"
+        rows = whole.all(-1)
+        off = (slope - weights.any(-1)).mean(-1)[rows]
+        if abs(off.sum()) > np.sqrt((mean[rows] ** 2).sum()):
+            return f"all rows of {name} differ, by {1 + off.mean():.4f} times"
     return ""
 
 

@@ -150,12 +150,16 @@ class Bench:
         return attempt(self.text, self.launch(given), given, None, limit)
 
     def left_out(self) -> list[Attempt]:
-        """The first clusters of the first problem, where some stand for all of them; the family's
-        problems that are none of the known."""
+        """The first problem, which trials run whole, or its first clusters, where some stand for
+        all; the family's problems that are none of the known."""
         offered = family(self.job[1].family).trials(*self.job, self.device)
         known, first = {k.attempt for k in self.known}, self.known[0].attempt
-        near = [replace(first, some=tuple(-NEAR for _ in first.some))] * any(first.some)
-        return near + [g for g in attempts_of(self.shape, offered.sizes) if g not in known]
+        counts = [_clusters(step, first) for step in self.launch(first).steps]
+        ran = sum(map(min, counts, first.some or counts))
+        whole = self.known[0].instructions * sum(counts) <= INSTRUCTIONS * ran
+        more = replace(first, some=() if whole else tuple(-NEAR for _ in first.some))
+        sizes = attempts_of(self.shape, offered.sizes)
+        return [more] * any(first.some) + [g for g in sizes if g not in known]
 
     def others(self) -> Sequence[Known]:
         """What the trials run beside the known, where nothing more is covered by it."""

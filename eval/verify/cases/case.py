@@ -22,15 +22,16 @@ class Case:
     """Inputs and poisoned outputs by name; of each output the least and the greatest right values.
 
     `arguments` are what the launch takes besides tensors. An optional tensor may be missing.
-    `slopes`: of an output, in segments of its last dimension, weights [..., segments, width] of its
-    elements, and how far their weighted sum may be from 1, or from 0 where all weights are. A
-    factor of all elements that is within the rounding of each shows there.
+    `slopes`: of an output, in segments of its last dimension, weights [rows, segments, width] of
+    its elements, how far their weighted sum may be from 1, or from 0 where all weights are, and how
+    far the mean of a row's sums. A factor of all elements that is within the rounding of each shows
+    there, and one of some in the sums of all rows, whose errors are independent.
     """
 
     tensors: Tensors
     expected: Mapping[str, tuple[Values, Values]]
     arguments: Arguments = NO_ARGUMENTS
-    slopes: Mapping[str, tuple[Values, Values]] = field(default_factory=dict)
+    slopes: Mapping[str, tuple[Values, Values, Values]] = field(default_factory=dict)
 
 
 def stored(values: Values, dtype: str) -> NDArray[np.generic]:

@@ -3,7 +3,7 @@
 Outputs are computed in float64. Kernels round what lies between the products to float8 again, with
 a scale for some of its columns: errors of a row's entries are independent and uniform within half
 an ulp, ROUNDING of them in the mean; they add up in quadrature, and DEVIATIONS of that are allowed,
-of an output and of the factor that SEGMENT of them have in common.
+of an output and of the factor that SEGMENT of them have in common; OF_ALL of that of all rows.
 Scales differ by a factor of up to 16 from block to block, so that a wrong one shows.
 """
 
@@ -23,7 +23,7 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, Values, ends, plain, p
 BLOCK, GROUPS, KEPT_GROUPS, CHOSEN = 128, 8, 4, 8
 SEGMENT = 64  # outputs of a token
 GROUP, LANE_EXPERTS = 32, 8  # experts
-ROUNDING, DEVIATIONS = 0.036, 6.0
+ROUNDING, DEVIATIONS, OF_ALL = 0.036, 6.0, 5.0
 FACTOR = 2.5  # routed_scaling_factor
 SPREAD, ONE, NONE = "spread", "one", "none"
 TIED_BIAS = 0.0625  # of the two best experts of groups that tie
@@ -222,7 +222,9 @@ def _wide(values: Values, scales: Values) -> Values:
     )
 
 
-def _expected(tensors: Tensors, first: int) -> tuple[tuple[Values, Values], tuple[Values, Values]]:
+def _expected(
+    tensors: Tensors, first: int
+) -> tuple[tuple[Values, Values], tuple[Values, Values, Values]]:
     """The least and the greatest right outputs, and their slopes."""
     t: dict[str, Any] = dict(tensors)
     share = shares(t["routing_logits"], plain(t["routing_bias"]))
@@ -247,8 +249,11 @@ def _expected(tensors: Tensors, first: int) -> tuple[tuple[Values, Values], tupl
     lengths = (lines**2).sum(-1, keepdims=True)
     weights = np.divide(lines, lengths, out=np.zeros_like(lines), where=lengths > 0)
     spread = (weights**2 * (halves + (2.0**-9 * out) ** 2).reshape(lines.shape)).sum(-1)
+    mean = spread.mean(-1) / spread.shape[-1]
     for mine, h, down in parts:
         pulls = np.einsum("tsw,swi->tsi", weights[mine], down, optimize=True)
         spread[mine] += ((ROUNDING * h[:, None] * pulls) ** 2).sum(-1)
+        mean[mine] += ((ROUNDING * h * pulls.mean(1)) ** 2).sum(-1)
     room = DEVIATIONS * np.sqrt(error + halves) + 2.0**-12 * np.abs(out)
-    return ends(out, room, "bfloat16"), (weights, DEVIATIONS * np.sqrt(spread) + 2.0**-12)
+    rooms = DEVIATIONS * np.sqrt(spread) + 2.0**-12, OF_ALL * np.sqrt(mean)
+    return ends(out, room, "bfloat16"), (weights, *rooms)
