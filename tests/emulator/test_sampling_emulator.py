@@ -24,9 +24,10 @@ from tests.given import crossed
 def drawn(probs, k, p, s=ALONE, seed=3, offset=8):  # type: ignore[no-untyped-def]
     """What the kernel draws from these rows, and what it should."""
     batch, vocab = probs.shape
-    given = {"probs": probs, "top_k": k, "top_p": p}
-    tensors = {n: np.ascontiguousarray(t) for n, t in given.items() if t is not None}
-    small = problem(vocab, batch, tuple(n for n in tensors if n != "probs"))
+    given = {"top_k": (k, np.int32), "top_p": (p, np.float32)}
+    filters = {n: np.full(batch, *held) for n, held in given.items() if held[0] is not None}
+    tensors = {"probs": probs, **filters}
+    small = problem(vocab, batch, tuple(filters))
     tensors["samples"] = np.full(batch, -1, np.int64)
     case = Case(tensors, {}, Arguments(seed=seed, offset=offset))
     inputs = {n: torch.from_numpy(t) for n, t in tensors.items() if n != "samples"}
@@ -36,14 +37,12 @@ def drawn(probs, k, p, s=ALONE, seed=3, offset=8):  # type: ignore[no-untyped-de
 def edges(vocab: int) -> np.ndarray:  # type: ignore[type-arg]
     """Rows at the edges: all alike, one certain, tiny tails, ties across lanes and warps, zeros."""
     rng = np.random.default_rng(vocab)
-    certain = np.zeros(vocab)
-    certain[vocab - 1] = 1
     tails = np.full(vocab, 1e-12)
     tails[vocab // 2] = 1 - tails.sum()
     ties = np.where(np.arange(vocab) % 3 == 0, 4.0, 1.0)
     sparse = np.where(rng.random(vocab) < 0.02, 1.0, 0.0)
     sparse[0] = 1
-    rows = np.stack([np.ones(vocab), certain, tails, ties, sparse, rng.random(vocab)])
+    rows = np.stack([np.ones(vocab), np.eye(vocab)[-1], tails, ties, sparse, rng.random(vocab)])
     return (rows / rows.sum(-1, keepdims=True)).astype(np.float32)
 
 
@@ -60,14 +59,10 @@ def test_edges(filters: str, each: str) -> None:
     """Each filter on one of the rows, or on all."""
     rows, pairs = edges(1000), EDGES[filters]
     at = [(i, j) for i in range(len(rows)) for j in range(len(pairs))]
-    if each == "a row":
-        at = [(j % len(rows), j) for j in range(len(pairs))]
+    at = [(i, j) for i, j in at if each != "a row" or i == j % len(rows)]
     rows = rows[[i for i, _ in at]]
     k, p = ([pairs[j][n] for _, j in at] for n in (0, 1))
-    ours, right = drawn(
-        rows, None if filters == "p" else np.array(k, np.int32),
-        None if filters == "k" else np.array(p, np.float32),
-    )  # fmt: skip
+    ours, right = drawn(rows, *(None if None in x else x for x in (k, p)))
     assert ours.tolist() == right.tolist()
     if filters == "p":
         first = np.array(p) <= 0
@@ -94,10 +89,8 @@ def paired(*choices: Sequence[object]) -> list[ParameterSet]:
 def test_rows_that_are_no_probabilities(
     filters: tuple[int | None, float | None], residency: str
 ) -> None:
-    rows, (k, p) = odd(3000), filters
-    top_k = None if k is None else np.full(len(rows), k, np.int32)
-    top_p = None if p is None else np.full(len(rows), p, np.float32)
-    ours, right = drawn(rows, top_k, top_p, strategy(ctas=1, residency=residency))
+    rows = odd(3000)
+    ours, right = drawn(rows, *filters, strategy(ctas=1, residency=residency))
     assert ours.tolist() == right.tolist()
     assert (rows[np.arange(len(rows)), ours] > 0).all()
 
@@ -108,8 +101,8 @@ def test_lists_that_are_too_short(filters: tuple[str, ...], ctas: int) -> None:
     rng, vocab = np.random.default_rng(1), 2000
     rows = np.stack([np.ones(vocab), 1 + 1e-3 * rng.random(vocab), 1 + 1e-6 * rng.random(vocab)])
     rows = (rows / rows.sum(-1, keepdims=True)).astype(np.float32)
-    k = np.array([700, 1500, 900], np.int32) if "top_k" in filters else None
-    p = np.array([0.3, 0.6, 0.9], np.float32) if "top_p" in filters else None
+    k = [700, 1500, 900] if "top_k" in filters else None
+    p = [0.3, 0.6, 0.9] if "top_p" in filters else None
     ours, right = drawn(rows, k, p, strategy(ctas=ctas, vector=2))
     assert ours.tolist() == right.tolist()
 
@@ -118,30 +111,27 @@ def test_lists_that_are_too_short(filters: tuple[str, ...], ctas: int) -> None:
 def test_any_vocabulary(vocab: int) -> None:
     rows = np.random.default_rng(vocab).random((3, vocab)).astype(np.float32)
     rows /= rows.sum(-1, keepdims=True)
-    s = strategy(ctas=1, vector=1)
-    ours, right = drawn(rows, np.array([1, 2, vocab], np.int32), None, s)
+    ours, right = drawn(rows, [1, 2, vocab], None, strategy(ctas=1, vector=1))
     assert ours.tolist() == right.tolist()
 
 
 def test_a_row_of_zeros_gives_token_zero() -> None:
-    ours, right = drawn(np.zeros((2, 64), np.float32), np.array([3, 0], np.int32), None)
+    ours, right = drawn(np.zeros((2, 64), np.float32), [3, 0], None)
     assert ours.tolist() == right.tolist() == [0, 0]
 
 
 def test_seed_offset_and_row_choose_the_token() -> None:
     rows = np.repeat(edges(100)[5:], 3, 0)
-    k = np.zeros(3, np.int32)
     states = [(3, 8), (4, 8), (3, 12), (3 + (1 << 40), 8), (3, 8 + (1 << 40))]
-    seen = [tuple(drawn(rows, k, None, seed=s, offset=o)[0]) for s, o in states]
+    seen = [tuple(drawn(rows, 0, None, seed=s, offset=o)[0]) for s, o in states]
     assert len(set(seen)) == len(states) and all(len(set(tokens)) > 1 for tokens in seen)
 
 
 def test_a_missing_barrier_is_seen_by_the_emulator() -> None:
     """Its race detector knows that atomics commute, and that reads do not."""
     small = SAMPLING.trial(problem(), strategy(ctas=1), H200)
-    ptx = write(SAMPLING.build(small.problem, strategy(ctas=1), H200), H200)
-    barriers = [i for i, line in enumerate(ptx.splitlines()) if "bar.sync 0" in line]
-    lines = ptx.splitlines()
+    lines = write(SAMPLING.build(small.problem, strategy(ctas=1), H200), H200).splitlines()
+    barriers = [i for i, line in enumerate(lines) if "bar.sync 0" in line]
     del lines[barriers[1]]  # between the counts and those who add them up
     case = case_of(small.problem)
     tensors = {n: t.copy() for n, t in case.tensors.items()}

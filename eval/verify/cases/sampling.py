@@ -25,31 +25,30 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, Values, poisoned
 SEED, OFFSET = 0x0123456789ABCDEF, (5 << 32) + 23517
 Row = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 RARE = 3  # rows in turn: a softmax, one that is crowded, one that is not
-ALIGNED = 18  # bits of a key in the widest bin of a first digit
-#: the bits above these, by turns: a warp finds bins in both halves of it, in lanes odd and even
-BINS = 0b0101010, 0b1010101, 0b1010100
-SPREAD = 512  # elements there that fit all lists, spread over the row
-#: keys that elements of the bin have; a single filter ends at the second, p of what k leaves at the
-#: third; by turns in the first lane of any digit, and the last of all that a lane has of later
-#: digits or that the last lane has
+SPREAD = 512  # elements of a bin that fit all lists, spread over the row
+RANGE = 25  # bits of a key that tell elements there: some bits of any first digit, and later ones
+#: theirs: a single filter ends at the second, p of what k leaves at the third; in lane 16 of later
+#: digits behind a first of 12 bits, in lane 0 of any, in lane 16 behind 10 bits, behind 11 and of
+#: the first, in the last of any; in lanes odd and even of both halves of a warp
 LEVELS = (
-    (0x38CB1, 0x3F9F8, 0x3FBFB, 0x3FFFE), (0x1B2D, 0x4050, 0xA0A0, 0xE4D2), (0x1, 0x3, 0x6, 0xE4D2)
+    (0x1541B2D, 0x156787A, 0x156797C, 0x156E4D2), (0x0AB8CB1, 0x0ABF9F8, 0x0ABFBFB, 0x0ABFFFE),
+    (0x1541B2D, 0x155E0F3, 0x155E4FA, 0x156A0A0), (0x1D41B2D, 0x1D6F07A, 0x1D6F37C, 0x1D7E4D2),
+    (0x1500001, 0x1500003, 0x1500006, 0x150E4D2),
 )  # fmt: skip
-LEVELS_OF = 0, 0, 1, 2, 1, 0  # by turn
 #: what is between those two and larger elements: in every bin before theirs that their lane has
 NEXT = np.concatenate([np.arange(1, 16), np.arange(1, 32) << 8, np.arange(1, 8) << 16])
 STRIDE = 37  # through these, in rows that have few of them: some of each kind
 WHOLE = 1 << UNIT
 MOST = 1 << 24  # units that every float32 can have
 SEGMENT = 2048  # elements, at the most, where that is a power of two; of rows in registers, others:
-KEPT = 24320  # elements, after which segments of 1216 and 1280 end
+#: elements, after which segments of 1216 and 1280 end; and some of a turn's loads, by quarters
+KEPT, LOADED = 72960, 0x1F000
 #: where draws fall: in which lane's segments, and lower bits, all of which differ in the first two;
-#: 0 is the first of a segment, -1 the last of one, and KEPT - 1, in long rows
-PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (5, KEPT - 1), (19, -1), (0, 99)
+#: 0 is the first of a segment, -1 the last of one, and of KEPT or LOADED, in long rows
+PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (22, KEPT - 1), (19, -1), (0, 99), (18, LOADED - 1)
+EDGE = 6  # elements at either end of a row of each kind that is counted
 FEW = 8  # of so many larger elements one is so by far: in other ranges of bins
-HALF = 0.5
 FRONT = 64  # elements that have most of a row: its draw falls in the first segment
-STEEP = 6  # of ascending elements
 
 
 def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
@@ -57,31 +56,39 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
     kinds = (
         lambda: rng.normal(size=vocab),
         lambda: 4 * rng.normal(size=vocab),
-        lambda: STEEP * np.log1p(np.arange(vocab)),
+        lambda: 6 * np.log1p(np.arange(vocab)),
         lambda: np.round(rng.normal(size=vocab)),
         lambda: np.where(rng.random(vocab) < 0.5, rng.normal(size=vocab), -np.inf),
         lambda: np.zeros(vocab),
         lambda: rng.normal(size=vocab) - np.arange(vocab) / FRONT,
     )
-    return np.stack(
-        [
-            near(vocab, rng, i % RARE == 1, turn_of(batch, i))
-            if i % RARE
-            else _softmax(kinds[(i // RARE - (batch == 1)) % len(kinds)]())
-            for i in range(batch)
-        ]
-    )
+    made = [
+        near(vocab, rng, i % RARE == 1, *turns(batch, i))
+        if rare(batch, i)
+        else _softmax(kinds[(i // RARE - (batch == 1)) % len(kinds)]())
+        for i in range(batch)
+    ]
+    return np.stack(made)
 
 
-def turn_of(batch: int, i: int) -> int:
-    """Which of PLACES; of ROWS those that run, 0, 2, 5, 8 and 10, have all but the first."""
-    return 5 if batch == 1 else i % 5 if batch < ROWS else (5, 1, 2, 4, 3)[(2 * i + 1) // 5 % 5]
+def rare(batch: int, i: int) -> bool:
+    """Whether a row is; of ROWS the first is one, too."""
+    return i % RARE > 0 or (not i and batch == ROWS)
+
+
+def turns(batch: int, i: int) -> tuple[int, int]:
+    """Which of PLACES and of LEVELS; those of ROWS that run, 0, 2, 5, 8 and 10, have all of these,
+    and the last row of another batch the first."""
+    if batch == ROWS:
+        which = (2 * i + 1) // 5 % 5
+        return (3, 1, 2, 4, 6)[which], which
+    return 5 if batch == 1 else i % 5, (i + 1 - batch) % 5
 
 
 def place_of(turn: int, vocab: int) -> int:
     """The element on which a draw falls. A lane's segments are of whole chunks."""
     lane, inside = PLACES[turn]
-    if inside == KEPT - 1 < vocab:
+    if inside + 1 in (KEPT, LOADED) and inside < vocab:
         return inside
     if inside in (0, -1):
         size = min(SEGMENT, 1 << (vocab - 1).bit_length() - 1)
@@ -91,21 +98,20 @@ def place_of(turn: int, vocab: int) -> int:
     return min(lane * width + inside % (1 << width.bit_length() - 1), vocab - 1)
 
 
-def levels(which: int, most: float) -> Row:
-    """Elements of one bin of the first digit, ascending, at most so large."""
-    high = (int(np.float32(most / 16).view(np.uint32)) - LEAST) >> (ALIGNED + 7)
-    keys = (high << 7 | BINS[which]) << ALIGNED | np.array(LEVELS[which])
-    return (keys + LEAST).astype(np.uint32).view(np.float32)
-
-
-def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int) -> Row:
-    """Elements of one bin at a distance, some of them larger; `crowded`: and most of an eighth of
-    the row, more than lists take. What lies between is smaller, half of it nothing."""
+def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int, which: int) -> Row:
+    """Elements of one bin at a distance, and at both ends, some of them larger; `crowded`: and most
+    of an eighth of the row, more than lists take, and of its end. What lies between is smaller,
+    half of it nothing."""
     place, kind = np.arange(vocab), rng.integers(0, 8, vocab)
+    kind[[0, 1, -1, -2]] = 0
     eighth, own = place * 8 // vocab, place_of(turn, vocab) * 8 // vocab
-    dense = crowded & (eighth == own)
-    there = (place % max(3, vocab // SPREAD | 1) == 0) & (eighth <= own + 7 * (not crowded))
-    held = levels(LEVELS_OF[turn], min(0.3 / (there | dense).sum(), 2.0**-14))
+    dense = crowded & ((eighth == own) | (place >= vocab - vocab // 16))
+    stride = max(3, (vocab // SPREAD << (turn == 2)) | 1)
+    there = (place % stride == 0) & (eighth <= own + 7 * (not crowded))
+    there |= (place < EDGE) | (place >= vocab - EDGE)
+    least = np.float32(min(0.3 / (there | dense).sum(), 2.0**-14) / 16).view(np.uint32)
+    keys = (int(least) - LEAST) >> RANGE << RANGE | np.array(LEVELS[which])
+    held = (keys + LEAST).astype(np.uint32).view(np.float32)
     larger, far = held[-1] * rng.uniform(1.5, 6, vocab), rng.random(vocab) < 1 / FEW
     count = 1 + (far & (kind == 0) & (there | dense)).sum()
     larger = np.where(far, min(0.2 / count, 2.0**-7) * rng.uniform(0.5, 1, vocab), larger)
@@ -116,6 +122,7 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int) -> Row:
     counted = there | dense & (kind != 1)
     turns = np.flatnonzero(counted & (kind > 6))
     row[turns] = beside.ravel()[np.arange(len(turns)) * STRIDE % beside.size]
+    row[2:EDGE], row[-EDGE:-2] = ([*held[2:], *beside[:2, i]] for i in range(2))
     return np.where(counted, row, smaller).astype(np.float32)
 
 
@@ -130,25 +137,26 @@ def _units(row: Row) -> Values:
 
 def _rare(tensors: Tensors, batch: int) -> None:
     """k and p of the rare rows, which end at a level, in some rows at the first element of it, and
-    of the first row, past all, but of ROWS, whose p is of all, and of FIRST_ROWS; and where their
+    of the first row, past all, but of ROWS, where k alone is, and of FIRST_ROWS; and where their
     draws fall."""
     both = {"top_k", "top_p"} <= tensors.keys()
-    for i in [*[0] * (batch != FIRST_ROWS), *(i for i in range(batch) if i % RARE)]:
-        row, turn = tensors["probs"][i], turn_of(batch, i)
+    for i in [i for i in range(batch) if rare(batch, i) or (not i and batch != FIRST_ROWS)]:
+        row, turn = tensors["probs"][i], turns(batch, i)[0]
         values, counts = np.unique(row[row > 0], return_counts=True)
         held = np.sort(values[np.argsort(-counts, kind="stable")[:4]])
-        last, one = float(held[1 + both]) if i else -1.0, i % RARE == 2 and turn == 4
+        ends, one = rare(batch, i), i % RARE == 2 and turn == 4
+        last = float(held[1 + both]) if ends else -1.0
         count = _aim(row, last, one, turn, philox(SEED, OFFSET, i))
         units, above, whole = _units(row), row > last, WHOLE
         k = int(above.sum()) + count
-        if both:  # k ends at the level below
+        if both and i:  # k ends at the level below
             k = int((row >= last).sum()) + int((row == held[1]).sum()) // 2 + 1
             whole = int(np.sort(units)[-k:].sum())
         if "top_k" in tensors:
-            tensors["top_k"][i] = k if i else 0
+            tensors["top_k"][i] = k if i or (ends and not both) else 0
         if "top_p" in tensors:
             goal = int(units[above].sum()) + (2 * count - 1) * round(last * WHOLE) // 2
-            tensors["top_p"][i] = goal / whole if i else HALF if both and batch == ROWS else 1
+            tensors["top_p"][i] = goal / whole if ends else 1
 
 
 def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
@@ -180,7 +188,7 @@ def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
     large = (row > 2 * max(last, 0)) & (row < MOST / WHOLE / 4)
     for side, extra in ((place < t, more), (place > t, lacks(more))):
         which = np.flatnonzero(large & side)
-        if len(which) and extra // len(which) < MOST // 2:
+        if len(which) and extra // len(which) < MOST * 3 // 4:
             share = extra // len(which) + (np.arange(len(which)) < extra % len(which))
             row[which] = (_units(row[which]) + share) / WHOLE
     return max(1, int(kept[t]))
@@ -193,9 +201,7 @@ def case(problem: Problem, given: bool = True) -> Case:
     rng = np.random.default_rng([batch, vocab])
     tensors: Tensors = {"probs": rows(batch, vocab, rng)}
     if problem.constant("top_k"):
-        usual = rng.integers(1, min(vocab, 100) + 1, batch)
-        ends = rng.choice([0, -3, 1, vocab - 1, vocab, vocab + 1], batch)
-        tensors["top_k"] = np.where(np.arange(batch) % 3 == 2, ends, usual).astype(np.int32)
+        tensors["top_k"] = rng.integers(1, min(vocab, 100) + 1, batch, np.int32)
     if problem.constant("top_p"):
         share = rng.uniform(0.05, 0.98, batch)
         limits = rng.choice([-0.5, 0.0, 1.0, 1.5, 1e-6, 1 - 2**-20], batch)
@@ -210,5 +216,4 @@ def case(problem: Problem, given: bool = True) -> Case:
         tensors[GENERATOR] = state
         words = words - state  # each modulo 2^32
     seed, offset = words.view(np.uint64).tolist()
-    arguments = Arguments(seed=seed, offset=offset)
-    return Case(tensors, {"samples": (samples, samples)}, arguments)
+    return Case(tensors, {"samples": (samples, samples)}, Arguments(seed=seed, offset=offset))
