@@ -38,8 +38,8 @@ def summed(p: Problem, chunk: int, loads: int, warps: int = 1) -> Size:
     less would; beside one chunk, and none. Last ones are full, so that a row which nobody writes
     follows, but a page in one, so that the last begins at a chunk's edge, and a token in the last.
     """
-    page = p["page_size"]
-    turns = (3 * i % (2 * warps) for i in range(max(2, loads)))
+    page, last = p["page_size"], max(2, loads) - 1
+    turns = (*(3 * i % (2 * warps) for i in range(last)), 2 * warps - 1)
     each = ((2 + i + loads * turn) * chunk for i, turn in enumerate(turns))
     lengths = (1, page * (chunk - 2), 0, *each, chunk + page, 2 * chunk + 1)
     pages = sum(-(-n // page) for n in lengths)

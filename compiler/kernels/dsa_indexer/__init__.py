@@ -100,7 +100,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         n, spare = -(-tokens // page), 2 if batch > 2 else s.room
         return Size({"batch_size": batch, "max_num_pages": n, "num_pages": batch * n + spare})
 
-    sizes = [size(*n) for n in ((6, spans[0]), (2, ranked + 513), (4, spans[1]), (3, max(spans)))]
+    sizes = [size(*n) for n in ((6, spans[0]), (2, ranked + 513), (3, max(spans)), (4, spans[1]))]
     swept = turn if turn <= MOST_SWEPT else turn - turn // int(s.loads)
     if swept:
         sizes.append(size(1, max(swept, ranked + topk) + page + 9))

@@ -126,9 +126,9 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two groups of key heads: made sums of chunks; sequences of several chunks, one from a chunk's
-    edge and one a key short of one; many, few of which have a page or a chunk, so that each of
-    several steps of the look-up finds another, of which the last is summed up. Of clusters: rings
-    taken more than once, and several sequences."""
+    edge and one a key short of one; many, few of which have a page, a chunk or some of each half of
+    a tile and of an MMA's keys, so that each of several steps of the look-up finds another, of
+    which the last is summed up. Of clusters: rings taken more than once, and several sequences."""
     k = kernel(p, s, device)
     groups, each = -(-k.key_heads // k.cta_heads), k.cta_heads
     shapes = tuple(
@@ -143,8 +143,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         long, short = (k.stages + 2) * k.chunk + rest, k.chunk + rest
         return Trials(shapes, (size(1, long, (1,)), size(3, short)))
     short = min(k.page_size, k.chunk) // 2
-    some = {2: p["page_size"], 28: p["page_size"]}
-    later = ((1, k.chunk if i in (60, 92) else some.get(i % 32, 0)) for i in range(128))
+    page, half = p["page_size"], k.tile // 2 + 3
+    keys = {2: page, 28: 11, 34: half, 60: k.chunk, 66: page, 92: k.chunk, 98: page, 124: 11}
+    later = ((1, keys.get(i, 0)) for i in range(128))
     sizes = (
         summed(p, k.chunk, int(s.sum_chunks), int(s.sum_warps) if s.sum_split else 1),
         rows_of(
