@@ -3,9 +3,10 @@
 Of the mutants that `mutate-values` judged, those that are right on every trial are made once more
 in the kernels of real workloads. What the validator does not refuse there, as it sees every kernel
 at the sizes it is for, is run: each must be right, as the reference says. A mutant is found in the
-larger kernel by its place and by what changes, and it must change the same part of the text. Every
-kernel runs in a child process that can be killed. With --log, outcomes are kept and
-a run that was cut off goes on with the rest.
+larger kernel by its place and by what changes, and it must change the same part of the text. With
+--more it runs at other workloads of the definition, too, that have the kernel's text. Every kernel
+runs in a child process that can be killed. With --log, outcomes are kept and a run that was cut off
+goes on with the rest.
 """
 
 from __future__ import annotations
@@ -34,17 +35,21 @@ from ptxflow.compiler.compilation import Job
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.emulator.coverage import skeleton
 from ptxflow.compiler.errors import CompileError
+from ptxflow.compiler.family import Problem
 from ptxflow.compiler.ir.nodes import Statement
 from ptxflow.compiler.ir.statements import kernels_of
 from ptxflow.compiler.kernels import family
+from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.processes import each
-from ptxflow.env.tasks.arguments import find_device, positive_int
+from ptxflow.env.tasks.arguments import find_device, find_problem, natural_int, positive_int
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.worker import Worker, WorkerError, job
 from ptxflow.eval.verify.draws import add_arguments, drawn
+from ptxflow.eval.verify.draws import places as workload_places
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.mutation import chosen_structures
 from ptxflow.eval.verify.results import name_of
+from ptxflow.eval.verify.trials import built
 from ptxflow.eval.verify.value_mutants import Candidate, candidates
 from ptxflow.eval.verify.value_mutants import drawn as drawn_mutants
 from ptxflow.eval.verify.value_mutation import Judged, read_log, share_of
@@ -64,6 +69,11 @@ class Plant:
     launch: dict[str, Any]
     image: str = ""
     why: str = ""
+    name: str = ""  # of the outcome: the mutant's, and which of other workloads
+
+    @property
+    def key(self) -> str:
+        return self.name or self.mutant.id
 
 
 def places(kernel: Statement) -> Iterator[tuple[tuple[object, ...], Candidate]]:
@@ -116,10 +126,30 @@ def _is(found: Candidate, mutant: Mutant, kernel: Statement) -> bool:
     return mutant.change.startswith(found.change) and found.of(kernel).tree is mutant.tree
 
 
+def alike(
+    job: Job, text: str, device: Device, count: int, rng: np.random.Generator
+) -> list[Problem]:
+    """So many other workloads of the definition whose kernels have that text, at most."""
+    (problem, strategy), out = job, list[Problem]()
+    maker = family(strategy.family)
+    rows = [
+        (d, axes) for d, axes in workload_places()[strategy.family] if d.name == problem.definition
+    ]
+    for row in rng.permutation(len(rows)):
+        other = find_problem(*rows[row])[1]
+        if len(out) == count or other == problem or maker.wide.refusals(other, strategy, device):
+            continue
+        kernel = built(other, strategy, device)
+        out += [other] * (kernel is not None and write(kernel, device) == text)
+    return out
+
+
 def plant(
-    device: Device, seed: int, judged: dict[str, Judged], folder: Path, given: tuple[Job, int]
-) -> list[Plant]:
-    """The plants of a kernel, assembled: of its first mutants, so many, those no trial killed."""
+    device: Device, seed: int, judged: dict[str, Judged], folder: Path, more: int,
+    given: tuple[Job, int],
+) -> list[Plant]:  # fmt: skip
+    """The plants of a kernel, assembled: of its first mutants, so many, those no trial killed; at
+    `more` other workloads, too, those of one after another."""
     (problem, strategy), count = given
     maker, (shape, lowered) = family(strategy.family), small_kernel(given[0], device)
     text = write(lowered, device)
@@ -129,39 +159,46 @@ def plant(
     large = maker.build(problem, strategy, device)
     small = lowered if write(large, device) != text else large
     own = ptxas.assemble(write(large, device), device.arch).cubin
-    launch, turns = maker.launch(problem, strategy, device), maker.trips(problem, strategy, device)
+    turns = maker.trips(problem, strategy, device)
     proven = set[object]()
     check(large, turns, device, proven)
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
-    trips, out = maker.trips(shape, strategy, device), []
+    trips, out = maker.trips(shape, strategy, device), list[tuple[int, Plant]]()
+    others = alike(given[0], write(large, device), device, more, np.random.default_rng(seed))
+    runs = [(p, maker.launch(p, strategy, device)) for p in (problem, *others)]
     for mutant in drawn_mutants(small, device, count, rng, trips):
         found = judged.get(name_of(kernel, digest(write(mutant.within(small), device))))
         if found is None or found.verdict not in PASSED:
             continue
-        made = partial(Plant, found, problem.to_json(), launch.to_json())
+        why, image = "", folder / f"{found.id}.cubin"
         tree = transported(mutant, small, large, device)
         if tree is None:
-            out.append(made(why="no such place"))
-            continue
-        try:
-            check(tree, turns, device, proven)
-            check_launch(tree, launch)
-            check_bounds(tree, launch, dict(problem.axes), maker.held)
-        except CompileError:
-            out.append(made(why="refused"))
-            continue
-        try:
-            cubin = ptxas.assemble(write(tree, device), device.arch).cubin
-        except ptxas.PtxasError:
-            out.append(made(why="no kernel"))
-            continue
-        if cubin == own:
-            out.append(made(why="same machine code"))
-            continue
-        path = folder / f"{found.id}.cubin"
-        path.write_bytes(cubin)
-        out.append(made(str(path)))
-    return out
+            why = "no such place"
+        else:
+            try:
+                check(tree, turns, device, proven)
+                image.write_bytes(ptxas.assemble(write(tree, device), device.arch).cubin)
+                why = "same machine code" if image.read_bytes() == own else ""
+            except CompileError:
+                why = "refused"
+            except ptxas.PtxasError:
+                why = "no kernel"
+        for i, (p, launch) in enumerate(runs[: 1 if why else None]):
+            refused = why or _refused(tree, launch, dict(p.axes), maker.held)
+            name = f"{found.id} {i}" if i else found.id
+            path = "" if refused else str(image)
+            out.append((i, Plant(found, p.to_json(), launch.to_json(), path, refused, name)))
+    return [made for _, made in sorted(out, key=lambda one: one[0])]
+
+
+def _refused(tree: Statement | None, launch: Launch, axes: dict[str, int], held: Any) -> str:
+    assert tree is not None
+    try:
+        check_launch(tree, launch)
+        check_bounds(tree, launch, axes, held)
+    except CompileError:
+        return "refused"
+    return ""
 
 
 def in_turns(jobs: Sequence[Job]) -> list[Job]:
@@ -184,7 +221,7 @@ def run(plants: Iterable[Plant], log: Path, until: float) -> dict[str, str]:
         for one in plants:
             if time.time() > until:
                 break
-            if one.mutant.id in known:
+            if one.key in known:
                 continue
             if one.why:
                 outcome = one.why
@@ -200,27 +237,28 @@ def run(plants: Iterable[Plant], log: Path, until: float) -> dict[str, str]:
                     outcome = " ".join(f"{result['status']} {result['detail']}".split())
                 except WorkerError as error:
                     outcome = f"not run: {error}"
-            known[one.mutant.id] = outcome
+            known[one.key] = outcome
             with log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([one.mutant.id, outcome]) + "\n")
+                file.write(json.dumps([one.key, outcome]) + "\n")
     finally:
         worker.stop()
     return known
 
 
 def table(judged: Sequence[Judged], plants: Sequence[Plant], outcomes: dict[str, str]) -> str:
-    """A row a family: mutants planted, killed before, and what became of the rest; then those that
-    were not right."""
+    """A row a family: mutants planted, killed before, and what became of the rest, at each workload;
+    then those that were not right."""
     heads = ("refused", "ok", "wrong", "hang", "fault", "same machine code", "no such place",
              "no kernel", "not run")  # fmt: skip
     rows, bad = [["", "planted", "killed", "passed the trials", *heads]], []
     for name in sorted({j.family for j in judged}):
         all_of = [j for j in judged if j.family == name]
         passed = [p for p in plants if p.mutant.family == name]
-        told = [outcomes.get(p.mutant.id, "not run") for p in passed]
+        told = [outcomes.get(p.key, "not run") for p in passed]
         counts = [sum(t.startswith(h) for t in told) for h in heads]
         killed = sum(j.verdict in ("validator", "emulator") for j in all_of)
-        rows.append([name, *map(str, (len(all_of), killed, len(passed), *counts))])
+        rest = len({p.mutant.id for p in passed})
+        rows.append([name, *map(str, (len(all_of), killed, rest, *counts))])
         for p, t in zip(passed, told, strict=True):
             if t.startswith(("wrong", "hang", "fault")):
                 bad.append(f"  {p.mutant.verdict} {p.mutant}: {t} at {p.problem['axes']}")
@@ -241,6 +279,8 @@ def arguments() -> argparse.ArgumentParser:
     add("--draws", type=positive_int, default=60, help="as there (default: 60)")
     add("--kernels", type=positive_int, default=16, help="as there (default: 16)")
     add("--mutants", type=positive_int, default=480, help="as there (default: 480)")
+    add("--more", type=natural_int, default=0, metavar="N",
+        help="other workloads at which each runs, too (default: 0)")  # fmt: skip
     add("--log", type=Path, required=True, metavar="FILE.jsonl", help="outcomes, kept and read")
     add(
         "--minutes", type=float, default=math.inf, metavar="N", help="begin no kernel after so many"
@@ -259,7 +299,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     judged = read_log(args.judged)
     share = partial(share_of, jobs, count=args.mutants)
     with tempfile.TemporaryDirectory(prefix="ptxflow-plants-") as folder:
-        work = partial(plant, device, args.seed, judged, Path(folder))
+        work = partial(plant, device, args.seed, judged, Path(folder), args.more)
         todo = [(given, share(given[1].family)) for given in in_turns(jobs)]
         plants = list[Plant]()
         made = each(work, todo, args.jobs, "plants")
@@ -271,5 +311,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         outcomes = run(as_made(), args.log, until)
     print(table([j for j in judged.values()], plants, outcomes))
-    ran = [outcomes.get(p.mutant.id, "") for p in plants]
+    ran = [outcomes.get(p.key, "") for p in plants]
     return int(any(t.startswith(("wrong", "hang", "fault")) for t in ran))

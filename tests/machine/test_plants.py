@@ -70,7 +70,7 @@ def test_what_no_trial_killed_runs_once(tmp_path: Path, monkeypatch: pytest.Monk
         judged[key] = Judged(
             mutant.operator, str(mutant), verdict, family="rmsnorm", kernel=bench.kernel, id=key
         )
-    made = plant(H200, 0, judged, tmp_path, (JOB, 6))
+    made = plant(H200, 0, judged, tmp_path, 0, (JOB, 6))
     assert len(made) == 4 and all(Path(p.image).exists() for p in made if not p.why)
     gpu = Gpu()
     monkeypatch.setattr(plants, "Worker", lambda: gpu)
