@@ -78,8 +78,12 @@ class Guarded:
         self.bytes.fill_(POISON)
 
     def touched(self) -> tuple[Tensor, Tensor]:
-        """How many bytes of the guards before and after were overwritten, still on the device."""
-        return (self.before != GUARD).sum(), (self.after != GUARD).sum()
+        """How many bytes of the guards before and after were overwritten, still on the device; they
+        are as before then, for the next kernel."""
+        found = (self.before != GUARD).sum(), (self.after != GUARD).sum()
+        for guard in (self.before, self.after):
+            guard.fill_(GUARD)
+        return found
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ def run(plants: Iterable[Plant], log: Path, until: float) -> dict[str, str]:
 
 
 def table(judged: Sequence[Judged], plants: Sequence[Plant], outcomes: dict[str, str]) -> str:
-    """A row a family: mutants planted, killed before, and what became of the rest, at each workload;
+    """A row a family: mutants planted, killed before, and what became of the rest, a workload each;
     then those that were not right."""
     heads = ("refused", "ok", "wrong", "hang", "fault", "same machine code", "no such place",
              "no kernel", "not run")  # fmt: skip

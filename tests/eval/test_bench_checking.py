@@ -138,6 +138,11 @@ def test_a_cheat_is_rejected(kernel: Kernel, reason: str) -> None:
     assert re.search(reason, result.reason), result.reason
 
 
+def test_what_a_kernel_wrote_outside_is_not_the_next_one_s() -> None:
+    bench = Bench(small_case(), CPU, (1, 2))
+    assert [checked(k, bench).correct for k in (write_at(-1), honest)] == [False, True]
+
+
 def test_infinities_must_agree_and_nan_references_ask_nothing() -> None:
     inf, nan = torch.inf, torch.nan
     ref = torch.tensor([inf, -inf, nan, 1.0])

@@ -36,12 +36,13 @@ def summed(p: Problem, chunk: int, loads: int, warps: int = 1) -> Size:
     """Sequences in chunks, whose numbers leave every remainder by `loads`, which a warp loads at a
     time, end in any of `warps`, in its first turn or the second, the first where a chunk of a token
     less would; beside one chunk, and none. Last ones are full, so that a row which nobody writes
-    follows, but a page in one, so that the last begins at a chunk's edge, and a token in the last.
-    """
+    follows, or lack a token; but a page in one, so that the last begins at a chunk's edge, and a
+    token in the last."""
     page, last = p["page_size"], max(2, loads) - 1
     turns = (*(3 * i % (2 * warps) for i in range(last)), 2 * warps - 1)
     each = ((2 + i + loads * turn) * chunk for i, turn in enumerate(turns))
-    lengths = (1, page * (chunk - 2), 0, *each, chunk + page, 2 * chunk + 1)
+    short = (n * chunk - 1 for n in range(2, last + 3))
+    lengths = (1, page * (chunk - 2), 0, *each, *short, chunk + page, 2 * chunk + 1)
     pages = sum(-(-n // page) for n in lengths)
     return Size(sized(p, len(lengths), 0, pages * page), sums=PartialSums(chunk, lengths))
 

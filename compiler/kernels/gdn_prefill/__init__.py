@@ -77,7 +77,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """All heads: a few tokens; whole chunks behind a few tokens, by heads of which a quotient and a
-    remainder differ; several chunks."""
+    remainder differ; several chunks; less than one, that end in any eight tokens of it."""
     k = kernel(p, s, device)
     heads = {name: p[name] for name in ("num_q_heads", "num_k_heads", "num_v_heads")}
 
@@ -89,6 +89,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         size(1, k.chunk + 9, (1,), absent=True),
         size(3, 2 * k.chunk + 3, (7,)),
         size(1, (2 * k.stages + 1) * k.chunk + 1, (1,)),
+        *(size(1, tokens, (1,)) for tokens in range(19, k.chunk, 8)),
     )
     return Trials((heads,), sizes)
 

@@ -95,7 +95,7 @@ def _lengths(problem: Problem) -> list[int]:
     if problem["batch_size"] == 2 and (count := _crowd(problem)):
         return [count, most]
     page = problem["page_size"]
-    kinds = [most - 6, 0, most - page // 2 + 5, most - page, FEW, listed, most // 2]
+    kinds = [most - 7, 0, most - page // 2 + 5, most - page, FEW, listed, most // 2 - 2]
     if problem["batch_size"] == 3:
         kinds[1:3] = kinds[2], FEW
     return [kinds[b % len(kinds)] for b in range(problem["batch_size"])]
