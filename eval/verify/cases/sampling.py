@@ -27,16 +27,20 @@ Row = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 RARE = 3  # rows in turn: a softmax, one that is crowded, one that is not
 SPREAD = 512  # elements of a bin that fit all lists, spread over the row
 RANGE = 25  # bits of a key that tell elements there: some bits of any first digit, and later ones
-#: theirs: a single filter ends at the second, p of what k leaves at the third; in lane 16 of later
-#: digits behind a first of 12 bits, in lane 0 of any, in lane 16 behind 10 bits, behind 11 and of
-#: the first, in the last of any; in lanes odd and even of both halves of a warp
+#: theirs: a single filter ends at the second, p of what k leaves at the third. Of 8, 16 and 32
+#: ranges of the first digit's bins they are in lanes 7, 15 and 30, in 31 of all, in 16, 1 and 3, in
+#: 20, 8 and 16, in 0 of all; of later digits in lane 16 behind a first of 12 bits and in 31 of the
+#: last, in 0 of any, in 16 behind 10 bits, behind 11, in 31 of any, in later bins of 31 behind 10
 LEVELS = (
-    (0x1541B2D, 0x156787A, 0x156797C, 0x156E4D2), (0x0AB8CB1, 0x0ABF9F8, 0x0ABFBFB, 0x0ABFFFE),
-    (0x1541B2D, 0x155E0F3, 0x155E4FA, 0x156A0A0), (0x1D41B2D, 0x1D6F07A, 0x1D6F37C, 0x1D7E4D2),
-    (0x1500001, 0x1500003, 0x1500006, 0x150E4D2),
+    (0x1841B2D, 0x1867806, 0x1867A04, 0x186E4D2), (0x0038CB1, 0x003F9F8, 0x003FBFB, 0x003FFFE),
+    (0x0F01B2D, 0x0F1E0F3, 0x0F1E4FA, 0x0F2A0A0), (0x0BC1B2D, 0x0BEF07A, 0x0BEF37C, 0x0BFE4D2),
+    (0x1FC0001, 0x1FC0003, 0x1FC0006, 0x1FCE4D2), (0x1540001, 0x1540C0D, 0x1540E09, 0x154E4D2),
 )  # fmt: skip
-#: what is between those two and larger elements: in every bin before theirs that their lane has
-NEXT = np.concatenate([np.arange(1, 16), np.arange(1, 32) << 8, np.arange(1, 8) << 16])
+LOW = 1  # of these: the least that count, among few that are larger, so that p can end there
+#: what is between those two and larger elements, by every digit: in the bins before theirs that
+#: their lane has, and in bins of all kinds of the lanes before
+STEPS = np.array([*range(1, 16), *range(16, 32, 2), *range(29, 320, 29)])
+NEXT = np.multiply.outer([1, 1 << 8, 1 << 16], STEPS)
 STRIDE = 37  # through these, in rows that have few of them: some of each kind
 WHOLE = 1 << UNIT
 MOST = 1 << 24  # units that every float32 can have
@@ -77,12 +81,12 @@ def rare(batch: int, i: int) -> bool:
 
 
 def turns(batch: int, i: int) -> tuple[int, int]:
-    """Which of PLACES and of LEVELS; those of ROWS that run, 0, 2, 5, 8 and 10, have all of these,
-    and the last row of another batch the first."""
+    """Which of PLACES and of LEVELS; those of ROWS that run, 0, 2, 5, 8 and 10, have all of these
+    but the last, and the last row of another batch that."""
     if batch == ROWS:
         which = (2 * i + 1) // 5 % 5
-        return (3, 1, 2, 4, 6)[which], which
-    return 5 if batch == 1 else i % 5, (i + 1 - batch) % 5
+        return (3, 0, 2, 4, 6)[which], which
+    return 5 if batch == 1 else i % 5, (i - batch) % len(LEVELS)
 
 
 def place_of(turn: int, vocab: int) -> int:
@@ -109,20 +113,23 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int, which: 
     stride = max(3, (vocab // SPREAD << (turn == 2)) | 1)
     there = (place % stride == 0) & (eighth <= own + 7 * (not crowded))
     there |= (place < EDGE) | (place >= vocab - EDGE)
-    least = np.float32(min(0.3 / (there | dense).sum(), 2.0**-14) / 16).view(np.uint32)
-    keys = (int(least) - LEAST) >> RANGE << RANGE | np.array(LEVELS[which])
+    least = np.float32(min(0.15 / (there | dense).sum(), 2.0**-14) / 16).view(np.uint32)
+    bits = LEAST if which == LOW else int(least)
+    keys = (bits - LEAST) >> RANGE << RANGE | np.array(LEVELS[which])
     held = (keys + LEAST).astype(np.uint32).view(np.float32)
     larger, far = held[-1] * rng.uniform(1.5, 6, vocab), rng.random(vocab) < 1 / FEW
     count = 1 + (far & (kind == 0) & (there | dense)).sum()
-    larger = np.where(far, min(0.2 / count, 2.0**-7) * rng.uniform(0.5, 1, vocab), larger)
+    top = min(0.2 / count, 2.0**-12 if which == LOW else 2.0**-7)
+    larger = np.where(far, top * rng.uniform(0.5, 1, vocab), larger)
     most = np.where(dense, held[0] / 2, min(held[0] / 4, 0.1 / vocab))
     smaller = rng.uniform(0, most) * (rng.random(vocab) < 0.5)
-    beside = np.add.outer(NEXT, held[1:3].view(np.uint32)).astype(np.uint32).view(np.float32)
+    first, second = held[1:3].view(np.uint32)
+    beside = np.concatenate([NEXT + first, STEPS[None] + second]).astype(np.uint32).view(np.float32)
     row = np.where(kind == 0, larger, rng.choice(held, vocab))
     counted = there | dense & (kind != 1)
-    turns = np.flatnonzero(counted & (kind > 6))
+    turns = np.flatnonzero(counted & (kind > 5))
     row[turns] = beside.ravel()[np.arange(len(turns)) * STRIDE % beside.size]
-    row[2:EDGE], row[-EDGE:-2] = ([*held[2:], *beside[:2, i]] for i in range(2))
+    row[2:EDGE], row[-EDGE:-2] = ([*held[2:], *beside[3 * i, :2]] for i in range(2))
     return np.where(counted, row, smaller).astype(np.float32)
 
 
@@ -156,7 +163,7 @@ def _rare(tensors: Tensors, batch: int) -> None:
             tensors["top_k"][i] = k if i or (ends and not both) else 0
         if "top_p" in tensors:
             goal = int(units[above].sum()) + (2 * count - 1) * round(last * WHOLE) // 2
-            tensors["top_p"][i] = goal / whole if ends else 1
+            tensors["top_p"][i] = (goal + 0.5) / whole if ends else 1
 
 
 def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
