@@ -97,7 +97,7 @@ def _lengths(problem: Problem) -> list[int]:
     page = problem["page_size"]
     kinds = [most - 7, 0, most - page // 2 + 5, most - page, FEW, listed, most // 2 - 2]
     if problem["batch_size"] == 3:
-        kinds[1:3] = kinds[2], FEW
+        kinds[1:3] = kinds[2], FEW + 32  # more than a warp has lanes
     return [kinds[b % len(kinds)] for b in range(problem["batch_size"])]
 
 
