@@ -13,7 +13,15 @@ import pytest
 from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import plants
-from ptxflow.eval.verify.plants import Plant, changed_numbers, plant, run, table, transported
+from ptxflow.eval.verify.plants import (
+    Plant,
+    alike,
+    changed_numbers,
+    plant,
+    run,
+    table,
+    transported,
+)
 from ptxflow.eval.verify.results import name_of
 from ptxflow.eval.verify.value_mutants import drawn
 from ptxflow.eval.verify.value_mutation import Judged
@@ -42,6 +50,15 @@ def test_a_mutant_changes_the_same_part_of_a_larger_kernel() -> None:
                 texts[1], changed
             )
     assert found >= 7
+
+
+def test_other_workloads_have_the_kernel_s_text() -> None:
+    job = gemm.problem(4096, 4096, 4096), gemm.strategy()
+    build = family("gemm").build
+    text = write(build(*job, H200), H200)
+    found = alike(job, text, H200, 2, np.random.default_rng(0))
+    assert len({p["M"] for p in (job[0], *found)}) == 3
+    assert {write(build(p, job[1], H200), H200) for p in found} == {text}
 
 
 class Gpu:
