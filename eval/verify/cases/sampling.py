@@ -25,7 +25,7 @@ from ptxflow.eval.verify.cases.case import Case, Tensors, Values, poisoned
 SEED, OFFSET = 0x0123456789ABCDEF, (5 << 32) + 23517
 Row = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 RARE = 3  # rows in turn: a softmax, one that is crowded, one that is not
-SPREAD = 512  # elements of a bin that fit all lists, spread over the row
+SPREAD = 640  # elements of a bin that fit all lists, spread over the row
 RANGE = 25  # bits of a key that tell elements there: some bits of any first digit, and later ones
 #: theirs: a single filter ends at the second, p of what k leaves at the third. Of 8, 16 and 32
 #: ranges of the first digit's bins they are in lanes 7, 15 and 30, in 31 of all, in 16, 1 and 3, in
