@@ -39,7 +39,6 @@ from ptxflow.compiler.family import Problem
 from ptxflow.compiler.ir.nodes import Statement
 from ptxflow.compiler.ir.statements import kernels_of
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.launch import Launch
 from ptxflow.compiler.processes import each
 from ptxflow.env.tasks.arguments import find_device, find_problem, natural_int, positive_int
 from ptxflow.env.tasks.definition import load
@@ -69,11 +68,12 @@ class Plant:
     launch: dict[str, Any]
     image: str = ""
     why: str = ""
-    name: str = ""  # of the outcome: the mutant's, and which of other workloads
+    at: int = 0  # which of the kernel's workloads
 
     @property
     def key(self) -> str:
-        return self.name or self.mutant.id
+        """Of its outcome."""
+        return f"{self.mutant.id} {self.at}" if self.at else self.mutant.id
 
 
 def places(kernel: Statement) -> Iterator[tuple[tuple[object, ...], Candidate]]:
@@ -163,42 +163,34 @@ def plant(
     proven = set[object]()
     check(large, turns, device, proven)
     rng = np.random.default_rng([seed, int(strategy.key, 16)])
-    trips, out = maker.trips(shape, strategy, device), list[tuple[int, Plant]]()
+    trips, out = maker.trips(shape, strategy, device), list[Plant]()
     others = alike(given[0], write(large, device), device, more, np.random.default_rng(seed))
     runs = [(p, maker.launch(p, strategy, device)) for p in (problem, *others)]
     for mutant in drawn_mutants(small, device, count, rng, trips):
         found = judged.get(name_of(kernel, digest(write(mutant.within(small), device))))
         if found is None or found.verdict not in PASSED:
             continue
-        why, image = "", folder / f"{found.id}.cubin"
-        tree = transported(mutant, small, large, device)
-        if tree is None:
-            why = "no such place"
-        else:
+        tree, image = transported(mutant, small, large, device), folder / f"{found.id}.cubin"
+        for at, (run_at, launch) in enumerate(runs):
+            made = partial(Plant, found, run_at.to_json(), launch.to_json(), at=at)
+            if tree is None:
+                out.append(made(why="no such place"))
+                break
             try:
-                check(tree, turns, device, proven)
-                image.write_bytes(ptxas.assemble(write(tree, device), device.arch).cubin)
-                why = "same machine code" if image.read_bytes() == own else ""
-            except CompileError:
-                why = "refused"
-            except ptxas.PtxasError:
-                why = "no kernel"
-        for i, (p, launch) in enumerate(runs[: 1 if why else None]):
-            refused = why or _refused(tree, launch, dict(p.axes), maker.held)
-            name = f"{found.id} {i}" if i else found.id
-            path = "" if refused else str(image)
-            out.append((i, Plant(found, p.to_json(), launch.to_json(), path, refused, name)))
-    return [made for _, made in sorted(out, key=lambda one: one[0])]
-
-
-def _refused(tree: Statement | None, launch: Launch, axes: dict[str, int], held: Any) -> str:
-    assert tree is not None
-    try:
-        check_launch(tree, launch)
-        check_bounds(tree, launch, axes, held)
-    except CompileError:
-        return "refused"
-    return ""
+                if not at:
+                    check(tree, turns, device, proven)
+                    image.write_bytes(ptxas.assemble(write(tree, device), device.arch).cubin)
+                check_launch(tree, launch)
+                check_bounds(tree, launch, dict(run_at.axes), maker.held)
+            except (CompileError, ptxas.PtxasError) as error:
+                refused = isinstance(error, CompileError)
+                out.append(made(why="refused" if refused else "no kernel"))
+                break
+            if image.read_bytes() == own:
+                out.append(made(why="same machine code"))
+                break
+            out.append(made(str(image)))
+    return sorted(out, key=lambda made: made.at)
 
 
 def in_turns(jobs: Sequence[Job]) -> list[Job]:

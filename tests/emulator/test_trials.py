@@ -131,11 +131,12 @@ def test_a_number_that_is_none_is_told_from_what_was_there(dtype: str) -> None:
 
 
 def test_a_factor_within_the_rounding_of_each_element_shows() -> None:
-    """7% in the slopes of segments."""
-    case = case_of(family("moe").trial(moe.problem(), moe.strategy(), DEVICES["h200"]).problem)
+    """7% in the slopes of segments, 2% in that of all rows."""
+    small = family("moe").trial(moe.problem(), moe.strategy(), DEVICES["h200"]).problem
+    case = case_of(small.at(seq_len=100))
     low, high = case.expected["output"]
     sound = np.where(np.isfinite(low), (low + high) / 2, 0)
-    for factor, wrong in ((1.0, ""), (1.07, "segments of output differ")):
+    for factor, wrong in ((1.0, ""), (1.02, "all rows of"), (1.07, "segments of output differ")):
         left = stored(np.clip(factor * sound, low, high), "bfloat16")
         assert wrong in trials.differences(case, {"output": left})
         assert bool(wrong) == bool(trials.differences(case, {"output": left}))

@@ -206,11 +206,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Heads of full size: two sequences whose last chunks, or parts under a query, have full tiles
     and one key, lack one or end elsewhere in a tile, after a chunk but for a token, and the token;
-    made sums; where parts are few,
-    sequences of several, and some that end anywhere in a tile; many, few of which have tokens, and
-    whose look-up takes several steps (of parts, the first of each place); a ring beyond its 32nd
-    turn, in prefill under queries that see one token of the last tile or none, which ends a last
-    part that is a tile shorter, or an odd number of tiles."""
+    made sums; where parts are few, sequences of several, and some that end anywhere in a tile;
+    many, few of which have tokens, and whose look-up takes several steps (of parts, the first of
+    each place); a ring beyond its 32nd turn, in prefill under queries that see one token of the
+    last tile or none, which ends a last part that is a tile shorter, or an odd number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
