@@ -1,8 +1,6 @@
 #!/usr/bin/env python
 """Compare policies with searches on brute-forced spaces; `ptxflow evaluate --help` explains."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

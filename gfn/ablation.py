@@ -10,8 +10,6 @@ by another objective. Prints the mean total variation distance at four temperatu
 standard deviation over seeds, and how far the learned log Z is from the exact one.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

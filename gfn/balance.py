@@ -6,8 +6,6 @@ is derived from it here gives the same losses and gradients while walking whole 
 level (`Walks.walk`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -6,8 +6,6 @@ below it, which is drawn first; those of its children are drawn given their larg
 are kept at each depth, and no strategy but the k is scored. PyTorch only.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ says its digest, so that what is read is what was written.
 Everything wrong with one raises `CheckpointError`, whose message is one line.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import dataclass

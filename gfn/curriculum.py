@@ -6,8 +6,6 @@ or when its share of the run is used up, so that every run ends on all of them; 
 happened is recorded.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ level, a factor of the prior's differences, and a part that strategies share by 
 decisions, whose scale and correlation, of a few, make the measurements likeliest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product

@@ -4,8 +4,6 @@ The policy's walks, local search, and what was met before. Nothing is listed: sp
 and a reward is asked of what was drawn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 PyTorch only; torchgfn is for training.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

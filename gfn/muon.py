@@ -4,8 +4,6 @@ A CPU without instructions for bfloat16 takes some fifty times as long for such 
 of float32. The state is that of `torch.optim.Muon`, so that each goes on from the other's.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -3,8 +3,6 @@
 Rows of fixed length that are sorted and masked: nothing here waits for a GPU. PyTorch only.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional

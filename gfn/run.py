@@ -4,8 +4,6 @@ The loop ends at a step's end: when the plan is done, the time is up, or a signa
 in each case the checkpoint left behind continues exactly there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

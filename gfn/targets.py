@@ -3,8 +3,6 @@
 Training never reads it. Every strategy's reward is known, so that distances and log Z are exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

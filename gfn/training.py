@@ -5,8 +5,6 @@ run computes the same numbers as one that was never stopped. It prints nothing a
 No step reads a list of strategies: spaces are diagrams, and a reward is asked of what was drawn.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

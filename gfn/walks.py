@@ -8,8 +8,6 @@ batch, as finding those would make the host wait. PyTorch only; `balance.py` mak
 trajectories of walks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Which kernels are the same text on both targets, so that it is enough to run them once."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import device
 from ptxflow.compiler.family import Problem, Strategy

@@ -1,7 +1,5 @@
 """Options and profiles of the whole suite."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,7 +1,5 @@
 """Runs of kernels under the emulator, on cases that say what is right."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.backend.ptx import write
 from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.emulator import emulate

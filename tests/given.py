@@ -1,7 +1,5 @@
 """What rows of the table of families are made with: devices, definitions, strategies."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product

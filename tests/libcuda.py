@@ -1,7 +1,5 @@
 """A libcuda whose calls succeed and do nothing; subclasses say what some of them do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

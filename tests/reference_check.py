@@ -1,7 +1,5 @@
 """What kernels pass on a GPU, on the CPU: a definition's inputs, its reference, its tolerances."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a row of the table of families holds, and how the suites read it."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence

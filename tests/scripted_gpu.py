@@ -2,8 +2,6 @@
 GPU times them by these names. Nothing is compiled; schedules, children and records are real ones.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Callable

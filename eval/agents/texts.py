@@ -1,7 +1,5 @@
 """Tools for PTX of anybody and for what its instructions ask for; see `tools`."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

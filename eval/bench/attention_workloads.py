@@ -5,8 +5,6 @@ to 128 sequences of 64 to 8192 tokens, and prefills of up to 16384, whole ones a
 prefix. Remainders make lengths uneven (`sequences.pattern`). A quarter of a cache is not used.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -8,8 +8,6 @@ replayed as a CUDA graph of 20 calls. Microseconds of wall time a call, the medi
 kernels are shorter than the calls, and the device is waited for between rounds.
 """
 
-from __future__ import annotations
-
 import importlib
 import statistics
 import sys

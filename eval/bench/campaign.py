@@ -7,8 +7,6 @@ same rounds, beside every library there is. Every outcome is one appended record
 short goes on where it stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import functools

@@ -4,8 +4,6 @@ A sub-space is a space with some decisions fixed or restricted to several choice
 knows any decision by name.
 """
 
-from __future__ import annotations
-
 import tempfile
 import zlib
 from collections.abc import Mapping, Sequence

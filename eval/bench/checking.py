@@ -5,8 +5,6 @@ where they are and the data changes with every seed, so an output that was kept 
 is wrong. Works on any torch device; nothing here knows how kernels are made.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@ How far apart two kernels are is asked of campaigns in which both were timed: of
 or of joint ones, in whose rounds nothing else was; beside that, how far apart those campaigns are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from math import expm1, log
 from statistics import fmean, median

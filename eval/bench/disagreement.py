@@ -4,8 +4,6 @@ A library that is timed all the same says here how it differs, each output apart
 a GPU is needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ campaign, which then goes on by the same command: a full disk, records cut off i
 scheduler that is gone and comes anew; and while the clock jumps.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import hashlib

@@ -6,8 +6,6 @@ of threads or the order of drawing. Index tensors are valid by construction; how
 follows from the axes (`sequences`), which pages they own from the seed.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import zlib

@@ -3,8 +3,6 @@
 Safe while other processes and hosts use it: what is removed is made again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 The records are a file of the run like any campaign's, so that a run that goes on has them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

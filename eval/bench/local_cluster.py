@@ -1,7 +1,5 @@
 """A Dask cluster of this machine's GPUs and cores: `--cluster local:N`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

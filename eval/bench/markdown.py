@@ -3,8 +3,6 @@
 A section lies between `<!-- table NAME -->` and `<!-- end -->`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ For whoever decides by a measurement what to measure next. Every outcome is appe
 records as a campaign's are, and what the file holds already is not measured again.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future

@@ -7,8 +7,6 @@ over SMs, and the least and greatest median of a repeat. Kernels run in a child 
 faults or hangs costs its own row.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import multiprocessing

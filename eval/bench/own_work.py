@@ -5,8 +5,6 @@ tensors may be made, viewed and copied; whatever else torch is asked to compute 
 own work. What a Solution launches through the driver is not seen here, and is what is wanted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

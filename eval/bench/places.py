@@ -1,7 +1,5 @@
 """Kernels of one problem at random places in the GPU's memory."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 

@@ -6,8 +6,6 @@ latency a group is one step that needs the one before it, of throughput some tha
 of a step is the row's own.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

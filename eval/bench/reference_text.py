@@ -5,8 +5,6 @@ description); their `reference` is generated from `references`. `--check` writes
 when a file is out of step.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

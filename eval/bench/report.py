@@ -10,8 +10,6 @@ of whose rows see nothing, have means of their own. With --agree: whether two ca
 alike.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

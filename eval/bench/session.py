@@ -1,7 +1,5 @@
 """Kernels on the GPU of this process: checked against the reference, timed beside baselines."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib

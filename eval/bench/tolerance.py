@@ -5,8 +5,6 @@ data of `inputs.make_inputs`, whose scale is known. Where the reference is NaN t
 the value open, and it is not compared. Infinities must agree.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

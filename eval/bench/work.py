@@ -5,8 +5,6 @@ it is counted: the keys that queries see, the tokens, listed rows and experts th
 once, of the inputs that kernels are timed on. What no kernel can leave out is a bound.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 

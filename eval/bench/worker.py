@@ -7,8 +7,6 @@ or whose CUDA context is corrupt, is replaced likewise. `python -m ptxflow.eval.
 child.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

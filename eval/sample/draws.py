@@ -8,8 +8,6 @@ at the axes that are given, as sample.py chooses them, in one JSON list that `pt
 without a GPU. PyTorch and torchgfn; a campaign needs neither the policy nor the definition's file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping, Sequence

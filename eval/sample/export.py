@@ -8,8 +8,6 @@ device's architecture and a digest of every file. `kernels.get_local_kernel(DIR)
 it; pushed to the hub, `kernels.get_kernel` does.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import hashlib

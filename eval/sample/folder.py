@@ -1,7 +1,5 @@
 """Output folders that appear whole or not at all."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

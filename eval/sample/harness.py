@@ -13,8 +13,6 @@ samplers draw is counted at once, where it asks the device for each token; and o
 together the second filters what the first leaves, renormalised, as definitions say.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

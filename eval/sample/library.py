@@ -6,8 +6,6 @@ cell only where it is legal at the sizes in it and is the same text there. Where
 without a member, or a member is refused or wrong, the choice is made again with what was learnt.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import ChainMap

@@ -9,8 +9,6 @@ The clock is simulated, too; choosing takes what it takes here. It is a rehearsa
 a measurement.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

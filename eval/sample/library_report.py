@@ -1,7 +1,5 @@
 """What `sample.py --library` leaves: the library's folder with a Solution, a page, and a plot."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """One run of `sample.py --library`: what was asked for, and the steps in their order."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

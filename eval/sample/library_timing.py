@@ -9,8 +9,6 @@ it is up, what there is counts. Where lengths are on the device a few patterns o
 kernel's time is their geometric mean.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections import defaultdict

@@ -5,8 +5,6 @@ the policy. Looks are appended to a state file as they are made, so that a run t
 goes on where it stopped.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

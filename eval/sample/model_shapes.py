@@ -6,8 +6,6 @@ What no definition covers is named. `--libraries` makes a library of each, one a
 prints the bill; the same command goes on.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

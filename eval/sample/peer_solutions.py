@@ -5,8 +5,6 @@ with, and its lengths must stay. Where no library has an operator there is EAGER
 torch one after the other, unless they go token by token.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Sampled strategies to ranked kernels: compile each, measure where there is a GPU, rank."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path

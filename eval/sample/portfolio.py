@@ -6,8 +6,6 @@ kernels there). What is made least is the mean over the sizes (a k-median proble
 and its square over `MILD`: one size that is served badly counts more than many served a bit worse.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

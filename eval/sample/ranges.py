@@ -5,8 +5,6 @@ capacity (`num_pages` beside indices of pages), which no kernel's time depends o
 dispatch are of free axes.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 from collections.abc import Iterable, Mapping, Sequence

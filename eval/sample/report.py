@@ -3,8 +3,6 @@
 Pure functions of the samples: the same samples give the same bytes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

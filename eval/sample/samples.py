@@ -1,7 +1,5 @@
 """The samples of one run of sample.py, ranked, and what was asked for."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

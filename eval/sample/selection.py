@@ -1,8 +1,6 @@
 """Which strategies of a workload are compiled: drawn from a policy, its reward's best, or both;
 and whether the policy was trained near the workload, by its checkpoint's header."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@ base64.
     ptxflow solution check out/NAME/solution.json --axes M=1,1024
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import functools

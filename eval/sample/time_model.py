@@ -9,8 +9,6 @@ The scales below are what says most about GEMM's measured libraries
 (`python -m ptxflow.eval.sample.library_replay`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

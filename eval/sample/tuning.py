@@ -1,7 +1,5 @@
 """A trained policy tuned to one workload: `train.py --init ... --definition ... --axes ...`."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 

@@ -5,8 +5,6 @@ the same rounds; by decision what is lost without it; and the fastest of the 8 t
 best of those measured which are in today's space.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress

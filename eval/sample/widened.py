@@ -6,8 +6,6 @@ over by the analytic model, which knows tiles of any size and the waves they com
 is so is measured: such candidates are for libraries that are.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -6,8 +6,6 @@ or on this machine's GPU, and what differs between the two kernels, in machine c
 launch. `ptxflow ablation --help` has more.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -13,8 +13,6 @@ best of the nearest workload of the 46 definitions' training set. Intervals of 9
 workloads.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -1,7 +1,5 @@
 """The command line of `ptxflow evaluate`; nothing heavy is imported, so that --help is quick."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ GEMMs beside nvMatmulHeuristics', and these beside an H200's measurements; what 
 of. A function of committed files and of the compiler; no constant of the model is changed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -10,8 +10,6 @@ fit has not seen.
     ptxflow calibrate --measurements eval/measurements/h200-gemm-trained.jsonl.xz --family gemm
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence

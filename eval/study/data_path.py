@@ -3,8 +3,6 @@
 A box a stage, in the colour of the folder that holds it, with the module that does it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

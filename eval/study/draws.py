@@ -1,8 +1,6 @@
 """What draws from distributions over strategies lose: by how sharply they are drawn, and on another
 device as its model has it. No method is played: draws do not depend on what is measured."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ The best right kernel of each workload of those that were timed beside the libra
 now, over the fastest of them in the same rounds; a pure function of committed records.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Tables come as Markdown and plots as PNG files; nothing is fetched, and no script is run.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import re

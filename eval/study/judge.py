@@ -6,8 +6,6 @@ nothing of it. Of each workload, row-major operands of 16 bits and float32 accum
 that it proposes, of the product and of the product transposed, and its estimate of each tile.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import itertools

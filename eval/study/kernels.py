@@ -5,8 +5,6 @@ is 0. Ratios are to the fastest library that was timed in the same rounds; a wor
 or with an eager reference alone, has none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from functools import cache

@@ -5,8 +5,6 @@ surrogate is fitted without the workloads that it scores, a few at a time. A loo
 policy's reward said of the trained workload that is nearest.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

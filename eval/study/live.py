@@ -6,8 +6,6 @@ timed again together, and runs are judged against the best that any of them foun
 optimum is not known. Records make it repeatable: a run that was cut short goes on where it stopped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ command goes on where it was stopped. Then a surrogate of each family is fitted,
 workloads that it was not fitted to. records.jsonl.xz is what to send to whoever keeps ptxflow.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Iterator, Sequence

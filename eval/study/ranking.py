@@ -11,8 +11,6 @@ the files hold is judged by itself.
     ptxflow ranking --measurements eval/measurements/h200-gemm-*.xz --hold-out M=17,128,1000
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

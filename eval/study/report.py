@@ -1,7 +1,5 @@
 """The report of an evaluation: which tables and plots stand where, and what is said of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

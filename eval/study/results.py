@@ -1,7 +1,5 @@
 """The results of an evaluation as JSON data: what tables, plots and the report are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

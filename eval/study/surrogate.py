@@ -9,8 +9,6 @@ of one family on one device; --family chooses where the files hold several.
         --family gemm --out checkpoints/surrogate-gemm-h200.safetensors
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The tables of an evaluation, in Markdown: pure functions of its results."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median

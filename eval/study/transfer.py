@@ -3,8 +3,6 @@
 Both are read off brute-forced spaces: nothing is fitted, nothing measured anew.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What measures a tuning session's kernels: a GPU behind records, or one that is simulated."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -6,8 +6,6 @@ each as far as it is legal there: decision after decision, the choice that it ha
 legal one in the order of the row.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

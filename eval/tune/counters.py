@@ -5,8 +5,6 @@ that checks and libraries are not in it. What ncu writes is CSV; launches of one
 by their time. Clocks are left as they are (`--clock-control none`).
 """
 
-from __future__ import annotations
-
 import csv
 import subprocess
 import sys

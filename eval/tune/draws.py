@@ -7,8 +7,6 @@ strategies that are alike were off it. Decisions of which no reward knows anythi
 strategies have them, where a move does not ask for more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

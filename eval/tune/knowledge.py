@@ -18,8 +18,6 @@ measurements. What `ptxflow tune` always begins with is made by
     ptxflow knowledge pack eval/results/champions.jsonl.xz eval/measurements/*.jsonl.xz
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -7,8 +7,6 @@ by taking each back. A session is a function of its seed and of what it measured
 measurements it goes the same way, so that one that was killed is repeated from its records.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

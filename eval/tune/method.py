@@ -7,8 +7,6 @@ was measured; where a session ends, draws go on. There is no profiler and no mac
 are those of the floors, and no move is found to be missing in SASS.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -6,8 +6,6 @@ for, its decisions, how strong the evidence is, and which families have it in mi
 of one name mean several things. A row whose decisions a family lacks is passed over there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

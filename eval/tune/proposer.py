@@ -6,8 +6,6 @@ as sentences. What it costs is counted, what was said is kept (`endpoint.Recorde
 others can play it again without a model. A model that fails costs its timeout: nothing is proposed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@
 files of sessions that it packed.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import math

@@ -12,8 +12,6 @@ definition of which no policy knows anything. A ratio is the geometric mean over
 measurements to 99% of the better session's best, with over without; its interval is over workloads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

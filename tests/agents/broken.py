@@ -1,7 +1,5 @@
 """Three kernels of a fault each, and their launch: y[i] = 2 x[i], by bulk copies in and out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 RIGHT = """\

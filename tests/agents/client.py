@@ -1,7 +1,5 @@
 """An agent's side: the SDK's own client over stdio, called from plain functions."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """An agent that knows nothing of ptxflow but what the server answers."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Epilogues, masks and index maps as text: what is refused, that kernels are right, and that wrong
 ones are found out."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Every tool and resource by the protocol's own inspector (npm: @modelcontextprotocol/inspector),
 over stdio; skipped where `mcp-inspector` is not on the path."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What an agent does with the server's answers alone: new strategies, repairs of PTX."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("mcp", reason="the extra ptxflow[mcp] is not installed")

@@ -3,8 +3,6 @@
 Long parts of answers are left out, which "..." says; a test holds the page to it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

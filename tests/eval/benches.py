@@ -1,7 +1,5 @@
 """Benches of definitions on the CPU, and modules that stand in for FlashInfer."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

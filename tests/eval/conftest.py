@@ -1,7 +1,5 @@
 """What several test modules of eval share."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from pathlib import Path

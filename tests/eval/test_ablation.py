@@ -1,7 +1,5 @@
 """Ablation: which choice is the default, what two kernels differ in, and what is made of that."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the page on B200 counts and compares; the page itself says what its command gives."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

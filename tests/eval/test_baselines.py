@@ -1,7 +1,5 @@
 """Baselines are compared before they are timed: who differs says how, who is wrong is absent."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Baselines of the gated delta rule."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kernels that cheat must be rejected, each for what it did, and honest ones accepted."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path

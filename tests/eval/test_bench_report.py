@@ -1,7 +1,5 @@
 """The committed measurements are readable, and the table is a function of the records."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The parent against children that hang, die, lie or stay silent: each costs one job at most."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Calibration finds planted constants, leaves alone what it cannot see, and leaves no trace."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 
 import numpy as np

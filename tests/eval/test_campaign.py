@@ -1,7 +1,5 @@
 """The campaign command against scripted children: what it plans, records, skips and refines."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """What a knowledge base keeps of workloads, and how sessions begin at it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Definitions: the 46 files, what loading refuses, how axes are bound; our own, and what sampling
 says of them where no policy was trained."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

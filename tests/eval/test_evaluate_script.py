@@ -1,7 +1,5 @@
 """`ptxflow evaluate` on one committed space: the same bytes twice, a report that stands alone."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

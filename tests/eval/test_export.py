@@ -1,7 +1,5 @@
 """A library as a repository of Hugging Face's kernels: it runs alone, and their tools take it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The set that flashinfer-bench runs: its workloads, its Solutions, and what is said of traces."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -2,8 +2,6 @@
 was left alone, and no record is lost or made twice. `pytest -m slow tests/eval/test_killed.py`
 kills 200 and prints a row of each kind of work."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import multiprocessing

@@ -2,8 +2,6 @@
 refuses. The policy is untrained, the reward the analytic model, and nothing is compiled.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

@@ -1,8 +1,6 @@
 """Live measuring, and `ptxflow evaluate --live`: what comes next, also after a run goes on, and
 what it is given."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Valid files are changed at random, seeded: a value at any depth becomes another 
 cut, turned or replaced. What a command takes all the same is no malformed input and does not count.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import lzma

@@ -1,7 +1,5 @@
 """Figures against what they are by hand, and runs that are the same whatever runs them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations

@@ -1,8 +1,6 @@
 """Micro-benchmarks: kernels run in the emulator and assemble; statistics, on scripted clocks; the
 committed records."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What serving a model needs, from configurations of published sizes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

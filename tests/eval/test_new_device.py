@@ -1,8 +1,6 @@
 """A device that nobody measured: what is planned, recorded and fitted, on a scripted GPU; and what
 a fit makes of estimates in place of the H200's constants, on its committed measurements."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pages of definitions and of the evaluation say what spaces, results and measurements say."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from math import prod

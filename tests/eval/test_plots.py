@@ -1,7 +1,5 @@
 """Every plot says what it shows: a title, units, nothing cut, nothing over anything else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from itertools import combinations, pairwise

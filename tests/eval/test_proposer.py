@@ -1,7 +1,5 @@
 """Proposers: a language model that errs in every way, endpoints that fail, transcripts."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

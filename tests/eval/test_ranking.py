@@ -1,7 +1,5 @@
 """The report's numbers by hand, and the commands that fit and judge, on planted times."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records survive what happens to files: cut-off writes, second writers, foreign lines."""
 
-from __future__ import annotations
-
 import lzma
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Floors, and a sampling run that ends when a kernel is near enough to them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

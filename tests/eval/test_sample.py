@@ -3,8 +3,6 @@
 Policies here are untrained networks, and compilation is replaced; what is under test is the script.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import re

@@ -1,7 +1,5 @@
 """What a policy would try, as a campaign reads it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

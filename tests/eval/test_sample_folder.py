@@ -1,7 +1,5 @@
 """Output folders: nothing is left of runs that end badly, also of those that are killed."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Sampling in integers is sampling: the filters of the definition, and the distribution."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The rules of play: budgets count, honest methods are let be, and methods that peek are caught."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Which sub-spaces count as brute-forced, and what a replay knows of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

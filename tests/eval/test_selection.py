@@ -1,8 +1,6 @@
 """What ranks a policy's strategies and chooses portfolios of them; what studies draw; how far a
 workload is from what was trained."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

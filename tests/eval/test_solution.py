@@ -1,7 +1,5 @@
 """A Solution is one JSON file that runs by itself: a library, and the runtime that calls it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

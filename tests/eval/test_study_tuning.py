@@ -1,7 +1,5 @@
 """Policies that learn from what they measure: how they play, and what is made of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Records of FlashInfer Trace: read as written, files checked, and of use to our own clock."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The workloads of a run: what presets name exists, held-out ones are apart, families are known."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tuning loop: moves, gaps, knowledge, attribution, counters, sessions that go on."""
 
-from __future__ import annotations
-
 import json
 import math
 import sqlite3

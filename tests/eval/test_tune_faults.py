@@ -1,8 +1,6 @@
 """Tuning sessions among things that go wrong: files that are damaged or another's, profilers that
 fail, kernels that hang. One line each, and the state stays as it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The work of a workload is that of its inputs, counted one by one."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ A new family is a module with a `ROW`, named here, and gets the suites of proble
 validator (tests/machine), emulator and golden machine code.
 """
 
-from __future__ import annotations
-
 from tests.families import (
     dsa_indexer,
     dsa_sparse,

@@ -1,7 +1,5 @@
 """The indexer of sparse attention: scores in float8, and the choice of the highest."""
 
-from __future__ import annotations
-
 import re
 
 from ptxflow.compiler.family import Problem

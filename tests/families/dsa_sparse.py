@@ -1,7 +1,5 @@
 """Sparse attention: MLA over lists of tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """gdn_decode: one step of a gated delta net."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """gdn_prefill: a gated delta net over packed sequences, in chunks."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

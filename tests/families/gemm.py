@@ -1,7 +1,5 @@
 """GEMM: structures of both targets, by tile, cluster, split and schedule."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy, Trip
 from ptxflow.compiler.ir import Statement

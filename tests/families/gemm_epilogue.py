@@ -1,7 +1,5 @@
 """GEMM with an epilogue: what it reads, by every path of GEMM's builders to the store."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.definition import load

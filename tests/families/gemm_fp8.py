@@ -1,7 +1,5 @@
 """Block-scaled GEMM: where sums are promoted, and GEMM's paths to the store."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.kernels import family
 from ptxflow.env.tasks.definition import load

@@ -1,7 +1,5 @@
 """gqa_decode: attention of a query a sequence over pages of keys, by warps or warpgroups."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """gqa_prefill: causal attention over packed keys or pages, by wgmma and tcgen05."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

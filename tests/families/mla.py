@@ -1,7 +1,5 @@
 """MLA: decoding and prefill of latent attention, by mma.sync, wgmma and tcgen05; two families."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

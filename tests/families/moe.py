@@ -1,7 +1,5 @@
 """moe: a mixture of experts in float8, from routing to the sum of the experts' shares."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """RMSNorm, with and without a residual."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sampling with a top-k filter, a top-p filter or both."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

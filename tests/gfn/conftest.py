@@ -1,7 +1,5 @@
 """Two small families, problems of theirs and a reward, so that whole distributions fit a test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

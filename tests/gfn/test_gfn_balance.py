@@ -1,8 +1,6 @@
 """The walked objectives compute what stock torchgfn computes; Muon in float32, where a CPU has no
 bfloat16, does what torch's does, without its slow products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

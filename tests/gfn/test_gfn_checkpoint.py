@@ -1,7 +1,5 @@
 """Checkpoints: what is wrong with one is said in one line; sampling works from one alone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The environment's contract: masks are the space's, nothing dead-ends, exit comes last."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A policy tuned on a few measurements: nearer to what was measured, on any space, in seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 An operation on tensors of two devices raises, and so does whatever makes the host wait for a value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

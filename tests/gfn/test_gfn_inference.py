@@ -1,8 +1,6 @@
 """Draws are distinct and exactly as probable as those over the list; hints are what policies see by
 asking the model; the best that was met stays; parts are left out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from itertools import pairwise, permutations

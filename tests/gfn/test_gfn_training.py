@@ -1,7 +1,5 @@
 """Training reaches the target, resumes exactly, promotes on measured progress."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

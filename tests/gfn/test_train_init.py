@@ -1,7 +1,5 @@
 """train.py --init: a trained policy to begin with, and tuned to one workload."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager

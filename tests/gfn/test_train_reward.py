@@ -1,7 +1,5 @@
 """train.py on rewards from measurements: which one it takes, what it writes, what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """train.py end to end: bad input, an interrupted run that goes on exactly, what is written."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Training on workloads and devices drawn at random, and what judges it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The tables of a run: a block a family, stars for what was never trained, means by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ no further draw reaches a new branch of the builders; a small set that reaches t
 kept, in `kernels.json`. Prints the lines of the builders that no draw reaches.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

@@ -5,8 +5,6 @@ registers are free. Where that differs the PTX is assembled, and machine code, r
 decide: ptxas is pinned. `pytest tests/golden --update-golden` writes what is emitted now.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Tests here need a GPU of compute capability 9.0 and are skipped without one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Kernels on a GPU: right, also where they fail, are loaded, or part of a Solution."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

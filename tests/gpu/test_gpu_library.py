@@ -1,7 +1,5 @@
 """Loaded libraries on the GPU: values, streams, threads, graphs, torch.compile, memory."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Mapping

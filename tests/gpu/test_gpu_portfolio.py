@@ -1,7 +1,5 @@
 """A library chosen by measurement is right at sizes that were not looked at, and goes on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sampled kernels under compute-sanitizer: no access out of bounds or misaligned."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

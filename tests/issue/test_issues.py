@@ -1,7 +1,5 @@
 """Bugs that were found, each told by what went wrong."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

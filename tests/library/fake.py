@@ -3,8 +3,6 @@
 Its tensor map is words: address, rank, sizes and byte strides, innermost first.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Small libraries that no compiler made, for tests without a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 from pathlib import Path
 

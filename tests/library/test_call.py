@@ -3,8 +3,6 @@
 Kernels are Python functions behind a driver that stands in for CUDA's.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable

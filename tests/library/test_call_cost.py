@@ -1,7 +1,5 @@
 """The benchmark's kernels, compiled and written as libraries that load."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A library's folder: what is written is read back, and every fault is one line."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

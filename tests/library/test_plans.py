@@ -1,7 +1,5 @@
 """Every definition's kernels as plans: launches of real strategies, tensors without data."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The torch operator of a library: opcheck, one graph under torch.compile, fake tensors."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Faults of launches: what a mistake in a family's `launch` would give, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Direct accesses to global memory: kernels pass, and what ends behind a tensor is refused."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls that begin while what is before them in the stream runs: they wait, all but for weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

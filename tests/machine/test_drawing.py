@@ -1,7 +1,5 @@
 """Strategies are drawn of every family that is registered, each apart from the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

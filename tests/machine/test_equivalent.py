@@ -1,8 +1,6 @@
 """The pinned list of harmless changes: an example of each, accepted; the list guards the validator
 against over-strictness, as the survivors of `eval.mutation` guard it against laxness."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 

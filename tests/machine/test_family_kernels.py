@@ -1,8 +1,6 @@
 """The validator accepts the kernels of every family of the table, and misses every ordering
 statement that is taken out of them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

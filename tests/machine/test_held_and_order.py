@@ -1,7 +1,5 @@
 """Values that registers hold, and what kernels of a program hand on: each rule, and its refusal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Every fault of a launch is refused by check_launch, or by a run under the emulator."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Mutants: enumerated, all different, and a part of them judged (`eval.mutation` judges all)."""
 
-from __future__ import annotations
-
 import re
 from itertools import islice
 from pathlib import Path

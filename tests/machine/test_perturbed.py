@@ -1,8 +1,6 @@
 """GEMM kernels with one statement left out or wrong: parities, counts, bytes, stages, scopes. The
 message names what is wrong; a few changes are harmless, and accepted."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Bugs planted in kernels of every family are refused, and the message says what is wrong."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Plants: a mutant finds its place in a larger kernel, and what runs there is told."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

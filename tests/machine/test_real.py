@@ -1,7 +1,5 @@
 """Real rows and drawn shapes in the emulator: what is told of them."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

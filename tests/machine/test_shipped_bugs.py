@@ -1,8 +1,6 @@
 """Bugs that shipped in public kernels, replayed as kernels of our own: each refused, by the rule
 meant for it and with its statements named, and its correction accepted beside it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The static rules: what no rule matches is illegal, and says where; trip classes."""
 
-from __future__ import annotations
-
 import pytest
 
 from ptxflow.compiler.atoms import all_atoms, at, atom

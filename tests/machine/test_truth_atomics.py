@@ -1,7 +1,5 @@
 """Shared atomics: they commute with each other, and with nothing else."""
 
-from __future__ import annotations
-
 import pytest
 
 from ptxflow.compiler.atoms import at

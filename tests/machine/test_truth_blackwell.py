@@ -4,8 +4,6 @@ Rules: PTX ISA 9.7.16. Where shipped compilers leave out a
 tcgen05 fence, the ISA is followed.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from ptxflow.compiler.atoms import at

@@ -3,8 +3,6 @@
 Sections: PTX ISA 9.7.9.12 (st.async), 9.7.13.3 (barrier.cluster), 9.7.13.15 (mbarrier).
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import CTA_RANK, LANE, WARP, Statement, Storage, var
 from ptxflow.compiler.ir.statements import Body, Role, elect, kernel, loop, role

@@ -1,7 +1,5 @@
 """Copies by lanes and in bulk: who has to wait for what before a tile is read or written anew."""
 
-from __future__ import annotations
-
 import pytest
 
 from ptxflow.compiler.atoms import at

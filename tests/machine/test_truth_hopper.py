@@ -3,8 +3,6 @@
 Sections: PTX ISA 9.7.13 (mbarrier, fences, clusters), 9.7.15 (wgmma).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from ptxflow.compiler.atoms import at

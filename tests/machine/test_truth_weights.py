@@ -1,7 +1,5 @@
 """Weights in tensor memory: what orders their stores and the MMAs that read them."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import B200
 from ptxflow.compiler.ir import Body, Statement, frag, mbar, slot, tmem

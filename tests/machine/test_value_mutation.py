@@ -1,7 +1,5 @@
 """Mutants of values: what a change makes of a tree, and every verdict."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

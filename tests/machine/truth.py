@@ -1,7 +1,5 @@
 """Truth tables: a small kernel with optional statements, run in all 2^n combinations."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Callable

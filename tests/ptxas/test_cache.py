@@ -1,7 +1,5 @@
 """The cubin cache: hits, keys, damage, directories that cannot be written."""
 
-from __future__ import annotations
-
 import os
 import random
 import time

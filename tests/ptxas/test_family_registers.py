@@ -1,7 +1,5 @@
 """Kernels at the edges of what rules allow do not spill; those that would are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

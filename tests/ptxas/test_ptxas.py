@@ -1,7 +1,5 @@
 """ptxas as a subprocess: figures, notes, refusals, timeouts, and where it is looked for."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

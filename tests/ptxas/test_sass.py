@@ -1,8 +1,6 @@
 """SASS signatures: every one against its own example, and against code that ptxas makes; an RMSNorm
 strategy's loads are in the order that it says."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

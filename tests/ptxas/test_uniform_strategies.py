@@ -3,8 +3,6 @@
 A seeded few a target; `ptxflow survey` is the long version, for 2,000 random shapes.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import settings as profile

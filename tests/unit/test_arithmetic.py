@@ -1,7 +1,5 @@
 """Values of abstract runs: the unsigned 32-bit arithmetic of the IR and of PTX."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

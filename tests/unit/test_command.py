@@ -1,7 +1,5 @@
 """`ptxflow COMMAND`: what it lists exists, what it does not know it says, and it starts quickly."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

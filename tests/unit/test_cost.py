@@ -1,8 +1,6 @@
 """The model keeps the machine's limits; its best strategies look like known kernels; families that
 stream are near what an H200 showed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

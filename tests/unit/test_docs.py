@@ -1,7 +1,5 @@
 """The pages: links, commands, flags, paths and figures agree with what is there."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -4,8 +4,6 @@ runs and prints what it says.
 `pytest tests/unit/test_docs_figures.py --update-golden` writes the table of distances.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

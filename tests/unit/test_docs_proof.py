@@ -4,8 +4,6 @@
 `python -m ptxflow.eval.verify.page eval/results/*.json --into PAGE` those of the results.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import re

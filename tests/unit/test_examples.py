@@ -3,8 +3,6 @@
 Files for SLURM and Kubernetes: parsed by the tools that they are for, where those are.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

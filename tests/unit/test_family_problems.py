@@ -1,8 +1,6 @@
 """Problems are what a family can build, and their spaces what the hardware can run: all families
 of the table."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

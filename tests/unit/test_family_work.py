@@ -1,7 +1,5 @@
 """The work of each family's problems, and what its rules and its model of time say of some."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is told of workloads: of every family as much, and of no two the same."""
 
-from __future__ import annotations
-
 import math
 from itertools import groupby
 

@@ -1,7 +1,5 @@
 """The dependencies between folders, read from the source of every module, and torchgfn's name."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 

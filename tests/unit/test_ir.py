@@ -2,8 +2,6 @@
 
 # mypy: warn-unused-ignores
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Launches: expressions over axes, JSON round trip, grids that cover the problem."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -4,8 +4,6 @@ The box writer and the descriptor decoder here are written from the PTX ISA's ta
 module under test; they meet only in the descriptors, the box list and the offsets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

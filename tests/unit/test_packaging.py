@@ -1,8 +1,6 @@
 """The wheel: one import package, with every module and every data file, and a command that works
 where there is no checkout."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

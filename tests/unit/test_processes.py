@@ -1,7 +1,5 @@
 """Worker processes end with their parent, also one that is killed, and with a block that fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """A space by relation is the listed one, mask by mask and count by count, and there at any size."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Failures are never rewarded, the target is exp(TFLOPS/T)/Z, and what was measured is replayed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -3,8 +3,6 @@
 A stand-in for libcuda records the calls and reads the structures as the driver would.
 """
 
-from __future__ import annotations
-
 import ctypes
 from dataclasses import replace
 from typing import Any

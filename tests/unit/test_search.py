@@ -1,7 +1,5 @@
 """The search of a reward: valid strategies alone, each asked for once, and the best of the list."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The space is what brute force says, and no walk through its tree can reach a dead end."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -3,8 +3,6 @@
 The truth is planted: the model's time, times an effect of every choice that no model could know.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

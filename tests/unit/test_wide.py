@@ -1,7 +1,5 @@
 """The wide space of a family holds the listed one, whose strategies keep their names and keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

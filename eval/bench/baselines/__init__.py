@@ -1,8 +1,6 @@
 """What kernels are timed beside. `registry` makes baselines and needs torch; what their names mean
 does not, so that tables of records are printed without it."""
 
-from __future__ import annotations
-
 #: chains of PyTorch operations, each through memory: the definition's reference and the like.
 #: A single operation, a compiled formula or a call of a library is none.
 EAGER = frozenset({"torch", "torch.chunked", "torch.grouped"})

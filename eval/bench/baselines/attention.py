@@ -5,8 +5,6 @@ for every seed, because lengths follow from the axes. What is timed is `run` alo
 into memory of its own.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from typing import Any

@@ -1,7 +1,5 @@
 """What baselines are made from, and what a maker returns."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

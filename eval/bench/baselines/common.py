@@ -1,7 +1,5 @@
 """Baselines of products, norms and sampling, and of any operator: a copy, the reference."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence

@@ -1,8 +1,6 @@
 """C = A B^T by cuBLASLt: the fastest of all that its heuristics propose, where torch.mm takes the
 first. They are timed when the baseline is made. Numbers are those of cublasLt.h, 13.1."""
 
-from __future__ import annotations
-
 import ctypes
 from statistics import median
 from typing import Any

@@ -1,7 +1,5 @@
 """Baselines of the gated delta rule: prefill in torch by chunks, FlashInfer's kernels."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from typing import Any

@@ -1,7 +1,5 @@
 """Baselines of MoE: grouped products in torch, FlashInfer's fused one."""
 
-from __future__ import annotations
-
 import importlib
 import math
 from typing import Any

@@ -8,8 +8,6 @@ from a CUDA graph. An operator's first baseline is its yardstick: cheap and stea
 beside every kernel; the others are timed beside the best.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 Nothing here waits for the device, and shapes follow from those of the inputs alone.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -5,8 +5,6 @@ the operator's function out of its module together with what it uses, calls it `
 module's constants: those named after an axis (TOPK) take that axis's value.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from pathlib import Path

@@ -8,8 +8,6 @@ tested and is not, or no longer, the best. How plateaus and guarantees are estim
 there; the definitions used here are in `plateau` and `guaranteed`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Searches without a model of their own: orders, draws, and one decision at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -6,8 +6,6 @@ in, so that a policy which misleads is soon not believed; without a policy it is
 plain Bayesian optimisation on categorical choices. It is our own, and no library's.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

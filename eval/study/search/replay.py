@@ -6,8 +6,6 @@ sub-spaces are, and no family or axis is named here. Samples of policies and oth
 the same workload are left out: they know something.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
