@@ -4,8 +4,8 @@ beside one kernel tuned for each size.
     python -m ptxflow.eval.sample.held_out DIR
 
 Sizes are drawn at random over the octaves. At each, K strategies are chosen as `sample.py` chooses
-them and timed; the three fastest, the kernel that serves the size, and every library (torch.compile
-and cublasLt with --compiled alone) are then timed in the same rounds. Records go to
+them and timed; the three fastest, the kernel that serves the size, and every library (what is
+made for one size, with --compiled alone) are then timed in the same rounds. Records go to
 DIR.held-out.jsonl, and what is there is not measured again. With --measure no candidates alone are
 chosen, into the file of --looks; with --measure recorded the table is of what was measured before.
 Of a file of such records in place of DIR the tables are printed.
@@ -46,7 +46,7 @@ from ptxflow.eval.sample.library_run import Asked, Prepared, prepare
 from ptxflow.eval.sample.looks import State
 from ptxflow.eval.sample.ranges import Ranges, Sizes, find_ranges
 
-PER_SHAPE = ("torch.compile", "cublasLt")  # made for one size: no library to call at any
+PER_SHAPE = ("torch.compile", "cublasLt", "triton")  # made for one size: no library to call at any
 ROUNDS_SECONDS = 0.35  # of the GPU, at each size
 FASTEST = 3  # of a size's candidates, timed with the kernel that serves it
 SERVING = "serving"  # in a record's run: the key of the kernel that serves the size

@@ -62,6 +62,7 @@ def flashinfer(monkeypatch: pytest.MonkeyPatch) -> FlashInfer:
     fake = FlashInfer()
     monkeypatch.setitem(sys.modules, "flashinfer", fake)  # type: ignore[arg-type]
     monkeypatch.setattr(torch, "compile", lambda formula, **options: formula)
+    monkeypatch.delitem(baselines.BASELINES["rmsnorm"], "triton")
     return fake
 
 
@@ -125,12 +126,14 @@ def test_what_is_not_installed_or_breaks_is_absent(monkeypatch: pytest.MonkeyPat
     def broken(formula: Any, **options: Any) -> Any:
         raise RuntimeError("no compiler here\nand more")
 
-    monkeypatch.setitem(sys.modules, "flashinfer", None)  # type: ignore[arg-type]
+    for library in ("flashinfer", "triton"):
+        monkeypatch.setitem(sys.modules, library, None)  # type: ignore[arg-type]
     monkeypatch.setattr(torch, "compile", broken)
     found = small("rmsnorm_h128", batch_size=5)
     assert list(found.calls(every=True)) == [COPY, "torch.rms_norm"]
     assert found.absent["torch.compile"] == "RuntimeError: no compiler here"
-    assert found.absent["flashinfer"].startswith("ModuleNotFoundError: ")
+    for library in ("flashinfer", "triton"):
+        assert found.absent[library].startswith("ModuleNotFoundError: ")
 
 
 def test_a_corrupt_context_is_no_absence(flashinfer: FlashInfer) -> None:

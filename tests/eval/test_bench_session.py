@@ -154,7 +154,7 @@ def test_several_kernels_are_timed_in_the_same_rounds(
 
     stages: list[str] = []
     outcomes = refine(session, tmp_path, wrong_at_last, stages.append, 3, seeds=(1, 2))
-    made = ["making torch.mm", "making copy", "making cublasLt"]
+    made = ["making torch.mm", "making copy", "making cublasLt", "making triton"]
     assert stages == ["inputs", *made, "load", "time"]
     assert [o["status"] for o in outcomes] == ["ok", "ok", "wrong"]
     assert outcomes[2]["detail"].startswith("after timing, seed 1: C:")

@@ -58,6 +58,16 @@ def compiled(formula: Formula, arguments: Arguments) -> Maker:
     return make
 
 
+def imported(module: str, name: str) -> Maker:
+    """A maker of a module of this folder that cannot be imported everywhere."""
+
+    def make(given: Given) -> Baseline:
+        made = getattr(importlib.import_module(f"ptxflow.eval.bench.baselines.{module}"), name)
+        return made(given)
+
+    return make
+
+
 def _of(formula: Formula, arguments: Arguments, given: Given) -> Baseline:
     own = arguments(given)
     return Baseline(lambda: formula(*own), computing(lambda: formula(*arguments(given))).outputs)

@@ -33,7 +33,12 @@ KINDS = {"qo_indptr": PREFILL, "cu_seqlens": PREFILL, "block_table": INDEXER}
 
 #: by op type and the kind of its definition, where KINDS has one; the first is the yardstick
 BASELINES: dict[str, dict[str, Maker]] = {
-    "gemm": {"torch.mm": common.torch_mm, COPY: common.copy, "cublasLt": cublaslt.cublas_lt},
+    "gemm": {
+        "torch.mm": common.torch_mm,
+        COPY: common.copy,
+        "cublasLt": cublaslt.cublas_lt,
+        "triton": common.imported("triton_kernels", "matmul"),
+    },
     "gemm_epilogue": {
         "torch.linear": common.called(common.gemm_epilogue, common.gemm_epilogue_arguments),
         COPY: common.copy,
@@ -45,6 +50,7 @@ BASELINES: dict[str, dict[str, Maker]] = {
         "torch.rms_norm": common.torch_rms_norm,
         "torch.compile": common.compiled(common.rms_norm, common.rms_norm_arguments),
         "flashinfer": common.flashinfer_rmsnorm,
+        "triton": common.imported("triton_kernels", "rms_norm"),
     },
     "sampling": {
         COPY: common.copy,
@@ -100,6 +106,7 @@ BASELINES: dict[str, dict[str, Maker]] = {
         "torch.sdpa": attention.torch_sdpa,
         "flashinfer-fa2": partial(attention.ragged_prefill, backend="fa2"),
         "flashinfer-fa3": partial(attention.ragged_prefill, backend="fa3"),
+        "triton": common.imported("triton_kernels", "attention"),
     },
     "mla_paged" + PREFILL: {
         COPY: common.copy,
