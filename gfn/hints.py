@@ -7,8 +7,6 @@ different decisions, how far the best strategy with both is behind the best of a
 `Known`: what they weigh below a prefix is summed, and the rest alone is learned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -120,7 +118,7 @@ class Known:
         return self.strides[0] + 1
 
     @staticmethod
-    def of(spaces: Sequence[StrategySpace], device: torch.device) -> Known:
+    def of(spaces: Sequence[StrategySpace], device: torch.device) -> "Known":
         rows = [_weights(space) for space in spaces]
         strides = tuple(map(int, spaces[0].strides))
         room = strides[0] + 1

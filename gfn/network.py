@@ -8,8 +8,6 @@ rewards have nothing in common but names, and a shared trunk let each one's step
 (gfn/README.md has the figures). So one can be trained alone, and joins others as it is.
 """
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -57,7 +55,7 @@ class FamilyConfig:
         return math.sqrt(least * most)
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> FamilyConfig:
+    def from_json(data: dict[str, Any]) -> "FamilyConfig":
         """KeyError or TypeError where the data is of another format."""
         shape = dict(data["shape"])
         shape |= {name: tuple(shape[name]) for name in ("sizes", "features")}
@@ -79,7 +77,7 @@ class NetworkConfig:
         return {"towers": [asdict(policy) for policy in self.policies]}
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> NetworkConfig:
+    def from_json(data: dict[str, Any]) -> "NetworkConfig":
         return NetworkConfig(tuple(map(FamilyConfig.from_json, data["towers"])))
 
     @property
@@ -248,7 +246,7 @@ class PolicyNetwork(nn.Module):
             raise KeyError(f"the network has no family {family!r}; it has {known}")
         return cast(FamilyPolicy, self.towers[family])
 
-    def extended(self, fresh: NetworkConfig, seed: int = 0) -> PolicyNetwork:
+    def extended(self, fresh: NetworkConfig, seed: int = 0) -> "PolicyNetwork":
         """A copy that has the families of `fresh`, too: those that this network lacks in their
         shape begin untrained, with choices that are uniform."""
         new = {c.shape.name: c for c in fresh.policies if c.shape not in self.config.families}

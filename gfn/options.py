@@ -1,7 +1,5 @@
 """The command line of train.py, and what a run is about; the standard library alone."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence
@@ -81,7 +79,7 @@ class Settings:
     space: str = "listed"  # or wide: which strategies there are
 
     @staticmethod
-    def from_json(data: dict[str, Any]) -> Settings:
+    def from_json(data: dict[str, Any]) -> "Settings":
         return Settings(**{**data, "definitions": tuple(data["definitions"])})
 
 

@@ -1,7 +1,5 @@
 """The size and shape of the repository, measured: `python -m tests.house`."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
@@ -123,7 +121,7 @@ class House:
     prose: int
 
     @staticmethod
-    def measured() -> House:
+    def measured() -> "House":
         length = {
             p.relative_to(ROOT).as_posix(): p.read_text(encoding="utf-8").count("\n")
             for p in files(".py")

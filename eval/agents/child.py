@@ -4,8 +4,6 @@ The server writes a line {"tool", "arguments"} and reads lines: {"say": stage} w
 {"answer": ...} or {"error": one line}. The child ends, and all that it began, with its input.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue
@@ -44,7 +42,7 @@ class Child:
         self.lines = BufferedByteReceiveStream(process.stdout)
 
     @staticmethod
-    async def start(root: Path, memory: int) -> Child:
+    async def start(root: Path, memory: int) -> "Child":
         """A process with the root as its folder that may have `memory` bytes."""
         where = str(Path(ptxflow.__file__).resolve().parents[1])
         paths = os.pathsep.join(filter(None, (where, os.environ.get("PYTHONPATH"))))

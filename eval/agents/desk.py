@@ -1,7 +1,5 @@
 """Where a call of an agent works: a folder, and a workload that it names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +60,7 @@ class Workload:
     device: Device
 
     @staticmethod
-    def of(desk: Desk, name: str, axes: Mapping[str, int] | None, device: str) -> Workload:
+    def of(desk: Desk, name: str, axes: Mapping[str, int] | None, device: str) -> "Workload":
         definition = desk.definition(name)
         find_family(definition)
         given = axes or typical_axes(definition) or {}

@@ -9,8 +9,6 @@ Who can reach the scheduler runs code on its workers: Dask names functions by pi
 (`Security` of Dask's configuration) on a network that is not yours alone.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys
@@ -171,7 +169,7 @@ class Kind:
     ptxas: str
 
     @staticmethod
-    def of(said: Json) -> Kind:
+    def of(said: Json) -> "Kind":
         gpu = said["gpu"]
         return Kind(gpu.get("name", ""), gpu.get("driver", ""), said["code"], said["ptxas"])
 
@@ -194,7 +192,7 @@ class Cluster:
     kind: Kind | None = None
     client: Any = None  # a Dask Client, by default of the address
     _seen: tuple[float, Json] = (float("-inf"), {})  # when, and the scheduler's workers
-    _bound: dict[str, RemoteWorker] = field(default_factory=dict)
+    _bound: dict[str, "RemoteWorker"] = field(default_factory=dict)
     _strangers: set[str] = field(default_factory=set)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _looking: threading.Lock = field(default_factory=threading.Lock)
@@ -225,7 +223,7 @@ class Cluster:
                 self._seen = time.monotonic(), found
         return [a for a, w in self._seen[1].items() if w.get("resources", {}).get(name)]
 
-    def gpus(self, device: Device) -> list[RemoteWorker]:
+    def gpus(self, device: Device) -> list["RemoteWorker"]:
         """One a GPU of the kind that most of those are of which run the device's code; the rest are
         named on stderr. BadInput where there is none."""
         found = self._ask(self.addresses(GPU))
@@ -290,7 +288,7 @@ class Cluster:
             except CancelledError:
                 raise Lost(f"the call in {address} was cancelled") from None
 
-    def rebind(self, worker: RemoteWorker) -> None:
+    def rebind(self, worker: "RemoteWorker") -> None:
         """A free GPU of the kind for a worker that has lost its own; Lost where none comes."""
         end = time.monotonic() + REBIND
         while time.monotonic() < end:
@@ -310,7 +308,7 @@ class Cluster:
                 self._strangers.add(free[0])
         raise Lost(f"a GPU's worker is gone, and no other came within {REBIND:g} s")
 
-    def compiler(self) -> ClusterCompiler:
+    def compiler(self) -> "ClusterCompiler":
         """BadInput where no worker offers COMPILE."""
         if not (workers := self.addresses(COMPILE)):
             raise BadInput(f"no worker of the cluster at {self.address} has the resource COMPILE=1")

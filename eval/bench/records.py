@@ -5,8 +5,6 @@ records of one identity, and the last one speaks. A run that died in the middle 
 line only. `ptxflow records pack` makes the small form that is committed.
 """
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import json
@@ -117,7 +115,7 @@ class Record:
         return data | {"pass": data.pop("timing_pass")}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Record:
+    def from_json(data: Mapping[str, Any]) -> "Record":
         """Fields that this version does not know are dropped; missing ones take their default."""
         known = Record.__dataclass_fields__
         fields = {k: v for k, v in data.items() if k in known}
@@ -209,7 +207,7 @@ class RecordFile:
         os.fsync(self._file.fileno())
         self._file.close()
 
-    def __enter__(self) -> RecordFile:
+    def __enter__(self) -> "RecordFile":
         return self
 
     def __exit__(self, *_: object) -> None:

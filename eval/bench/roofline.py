@@ -1,7 +1,5 @@
 """How near a kernel is to what its device allows: floors of compute, memory and launch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ptxflow.compiler.device import Device
@@ -28,7 +26,7 @@ class Floors:
     launch: float
 
     @staticmethod
-    def of(problem: Problem, device: Device) -> Floors:
+    def of(problem: Problem, device: Device) -> "Floors":
         """KeyError for a device without rates."""
         return Floors(
             problem.flops / problem.peak_tflops(device) / 1e6,

@@ -6,8 +6,6 @@ up, its best kernels are timed again, all in one job. A GPU whose machinery fail
 back to the others. Outcomes are reported by the thread that calls `run`, and only there.
 """
 
-from __future__ import annotations
-
 import heapq
 import queue
 import tempfile
@@ -78,7 +76,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class _Compiled:
-    task: Task
+    task: "Task"
     chunk: list[Candidate]
     future: Future[list[Outcome]]
 

@@ -5,8 +5,6 @@ nor dirty lines: 0.13 ms, which also gives the host time to queue what is timed.
 a floor of a few microseconds on an empty kernel; nothing is subtracted.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +43,7 @@ class Timing:
     samples: int
 
     @staticmethod
-    def of(samples_us: list[float]) -> Timing:
+    def of(samples_us: list[float]) -> "Timing":
         """Of at least one sample, in microseconds."""
         q1, median, q3 = np.percentile(samples_us, [25, 50, 75])
         return Timing(float(median), float(q1), float(q3), len(samples_us))

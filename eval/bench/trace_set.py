@@ -5,8 +5,6 @@ traces/OP/NAME.jsonl, and safetensors files, whose paths in workloads are from t
 is wrong with a record is a TraceError of one line.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import math
@@ -76,7 +74,7 @@ class Evaluation:
         }
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Evaluation:
+    def from_json(data: Mapping[str, Any]) -> "Evaluation":
         """KeyError, TypeError or ValueError where it does not fit."""
         status, found = data["status"], data.get("correctness")
         times = data.get("performance")
@@ -128,7 +126,7 @@ class Trace:
         }
 
     @staticmethod
-    def from_json(data: Any) -> Trace:
+    def from_json(data: Any) -> "Trace":
         """Raises TraceError; unknown fields are dropped."""
         try:
             row = data["workload"]

@@ -11,8 +11,6 @@ chosen, into the file of --looks; with --measure recorded the table is of what w
 Of a file of such records in place of DIR the tables are printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -70,7 +68,7 @@ class Row:
         return min(self.libraries.values(), default=None)
 
     @staticmethod
-    def of(own: Record, sizes: Sizes, member: int | str, beside: Iterable[Record]) -> Row:
+    def of(own: Record, sizes: Sizes, member: int | str, beside: Iterable[Record]) -> "Row":
         """Of the record of the kernel that serves, and those beside it."""
         peers = {n: us * 1e-6 for n, us in libraries(own.definition, own.peers).items()}
         return Row(sizes, member, seconds(own), peers, min(map(seconds, (own, *beside))))

@@ -8,8 +8,6 @@ from the last of them, and so is what rewarded it. What their headers say of def
 and lengths of runs goes along.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +31,7 @@ class Trained:
     description: Mapping[str, Any]
 
     @staticmethod
-    def of(policy: Checkpoint) -> Trained:
+    def of(policy: Checkpoint) -> "Trained":
         names = frozenset(f.name for f in policy.network.families)
         return Trained(names, policy.config["settings"]["reward"])
 

@@ -5,8 +5,6 @@ fixed: what varies is a method's luck. How much hangs on the workloads that were
 interval, by bootstrap over these, the same draws for every method, so that two may be paired.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -37,7 +35,7 @@ class Sheet:
     modes: Array
 
     @staticmethod
-    def of(runs: Sequence[Runs], replays: Mapping[str, Replay], seeds: int) -> Sheet:
+    def of(runs: Sequence[Runs], replays: Mapping[str, Replay], seeds: int) -> "Sheet":
         """Runs of one method; that of a method that draws nothing counts for every seed, and what
         a space that was measured whole had at its end counts from there on."""
         best, modes = [], []

@@ -3,8 +3,6 @@
 Times are a kernel's alone, without the launch that our clock sees: so are the estimates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -38,7 +36,7 @@ class Modelled:
     fields: Fields
 
     @staticmethod
-    def of(maker: Family, problem: Problem, device: Device = B200, share: float = 0) -> Modelled:
+    def of(maker: Family, problem: Problem, device: Device = B200, share: float = 0) -> "Modelled":
         """By the device's rates, or with another sustained share of the tensor peak."""
         rates = cost.rates(device)
         rates = replace(rates, mma_efficiency=share or rates.mma_efficiency)
@@ -86,7 +84,7 @@ class Judged:
     theirs: float
 
     @staticmethod
-    def of(estimate: Estimate, share: float = 0) -> Judged:
+    def of(estimate: Estimate, share: float = 0) -> "Judged":
         found = product(estimate.shape, B200, share)
         tiles = [t for t in estimate.tiles if np.isfinite(found.tile(t))]
         rho = spearmanr([found.tile(t) for t in tiles], [estimate.tiles[t] for t in tiles])

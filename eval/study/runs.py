@@ -5,8 +5,6 @@ generator of its own, whatever the number of processes. Every method is checked 
 every workload before its runs count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,7 +65,7 @@ class Posted:
     yardstick: float
 
     @staticmethod
-    def of(replay: Replay) -> Posted:
+    def of(replay: Replay) -> "Posted":
         space = replay.space
         definition = load(space.problem.definition)
         axes = tuple((a, v) for a, v in space.problem.axes if a in definition.var_axes)

@@ -4,8 +4,6 @@ Curves say what the strategy loses that one would take after so many measurement
 measured; before any, a policy's most probable strategy, and a uniform draw where nothing is known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -159,7 +157,7 @@ def tunings(
     return out
 
 
-def _stand(task: tuple[TunableMethod, Posted, Sequence[int]]) -> Stage:
+def _stand(task: tuple[TunableMethod, Posted, Sequence[int]]) -> "Stage":
     """A policy on its workload, tuned on what its first run measured."""
     method, posted, asked = task
     replay = posted.open()

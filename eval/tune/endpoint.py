@@ -4,8 +4,6 @@ From the environment: OPENAI_BASE_URL (as http://localhost:8000/v1), OPENAI_API_
 needed, and PTXFLOW_MODEL.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -40,7 +38,7 @@ class Endpoint:
         self.url, self.key, self.seconds = f"{url.rstrip('/')}/chat/completions", key, seconds
 
     @staticmethod
-    def from_environment(seconds: float = 60.0) -> tuple[Endpoint, str]:
+    def from_environment(seconds: float = 60.0) -> tuple["Endpoint", str]:
         """The endpoint and the model's name; BadInput where the environment does not say."""
         url, model = os.environ.get("OPENAI_BASE_URL", ""), os.environ.get("PTXFLOW_MODEL", "")
         if not url or not model:
@@ -113,7 +111,7 @@ class Recorded:
             (str(rows[0]["request"].get("model", "")) for rows in self.held.values() if rows), ""
         )
 
-    def again(self) -> Recorded:
+    def again(self) -> "Recorded":
         """The same answers, from the first on."""
         other = copy.copy(self)
         other.told = defaultdict(int)

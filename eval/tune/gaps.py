@@ -6,8 +6,6 @@ Latency is what neither roof explains: the share of the time beyond the higher f
 Nsight Compute replaces the utilisations by counted ones, and latency by its largest stall.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,7 +39,7 @@ class Gaps:
     source: str
 
     @staticmethod
-    def of(floors: Floors, us: float, profile: Profile | None = None) -> Gaps:
+    def of(floors: Floors, us: float, profile: Profile | None = None) -> "Gaps":
         highest = max(floors.compute, floors.memory)
         share = min(floors.share(us), 1.0)
         used = (floors.compute / us, floors.memory / us)

@@ -29,8 +29,6 @@ writes into --state, of several workloads into a folder each:
 exit codes: 0 done, 2 bad input, no GPU, or another session's --state, 130 interrupted (goes on)
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -212,7 +210,7 @@ class Tuning:
     @staticmethod
     def of(
         args: argparse.Namespace, name: str, axes: dict[str, int], policy: Policy, several: bool
-    ) -> Tuning:
+    ) -> "Tuning":
         """BadInput for a workload that no family builds on the device."""
         device, definition = find_device(args.device), load(name)
         family, problem = find_problem(definition, axes)
@@ -281,7 +279,7 @@ class Tuning:
         history = tuple(Tried(s, t.us, t.why) for s, t in session.measured.items())
         return self.model.propose(Proposal(space, 1, history, known))
 
-    def play(self, until: float, count: Callable[[int], object]) -> Tuning:
+    def play(self, until: float, count: Callable[[int], object]) -> "Tuning":
         """To the champion, or until `stopped`; no round begins after `until`. ValueError where no
         start is right."""
         step = next(self.steps, None)

@@ -1,7 +1,5 @@
 """Attention baselines are planned once, hold for every seed, and compute the definitions."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any, ClassVar
@@ -33,7 +31,7 @@ AXES = {  # 18 sequences, by an exponential pattern: one is empty
 class Wrapper:
     """A wrapper of the library, computed on the CPU by the reference with what was planned."""
 
-    made: ClassVar[list[Wrapper]] = []
+    made: ClassVar[list["Wrapper"]] = []
     indices: Tensor
     factor, shift, strays = 1.0, 0.0, 0  # what makes out wrong, and all lse, and lse here and there
 

@@ -1,7 +1,5 @@
 """The worker's session with the GPU replaced: what each kind of kernel comes back as."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -28,7 +26,7 @@ Tensors = dict[str, torch.Tensor]
 class FakeEvent:
     def record(self) -> None: ...
 
-    def elapsed_time(self, other: FakeEvent) -> float:
+    def elapsed_time(self, other: "FakeEvent") -> float:
         return 0.012  # milliseconds
 
 
@@ -240,7 +238,7 @@ def test_a_hopeless_kernel_gets_few_rounds(
         def record(self) -> None:
             self.at = now
 
-        def elapsed_time(self, other: Event) -> float:
+        def elapsed_time(self, other: "Event") -> float:
             return other.at - self.at + 0.01  # milliseconds, as the baseline takes
 
     def slow(t: Tensors) -> None:

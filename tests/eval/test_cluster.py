@@ -1,8 +1,6 @@
 """GPUs and compilers of a cluster, against a scheduler that is scripted; the fault campaign whole,
 on real Dask workers and simulated GPUs, is slow."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import lzma
@@ -36,7 +34,7 @@ H200_GPU = {"name": "NVIDIA H200", "driver": "580", "capability": [9, 0]}
 class Executor:
     """Runs at once what a worker would; a worker that is not there never answers."""
 
-    def __init__(self, client: Scheduler, options: dict[str, Any]):
+    def __init__(self, client: "Scheduler", options: dict[str, Any]):
         self.client, self.options = client, options
 
     def submit(self, work: Callable[..., Any], *given: Any) -> Future[Any]:

@@ -10,8 +10,6 @@ run. Decisions with one choice in the sub-space are left out. A failed kernel co
 slowest time seen.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +33,7 @@ class Grid:
     rows: Rows
 
     @staticmethod
-    def of(space: Space) -> Grid:
+    def of(space: Space) -> "Grid":
         columns, kept = [], []
         for decision, column in zip(space.decisions, space.indices().T, strict=True):
             values, ranks = np.unique(column, return_inverse=True)

@@ -6,8 +6,6 @@ Times never reach it otherwise. That nothing else did is checked: `interference`
 the same answers while the optimum is moved elsewhere, which an honest method cannot notice.
 """
 
-from __future__ import annotations
-
 import sys
 import zlib
 from collections.abc import Generator
@@ -121,7 +119,7 @@ def interference(method: Method, replay: Replay, first: Indices, seed: int = 0) 
 class _Watch:
     """While a method thinks, opening stored measurements and walking the heap is a foul."""
 
-    active: _Watch | None = None
+    active: "_Watch | None" = None
     installed = False
 
     def __init__(self, who: str):
