@@ -17,9 +17,7 @@ from ptxflow.compiler.ir.statements import Body, Role, edit, kernel, loop, role,
 from ptxflow.compiler.tile.rings import Ring
 from tests.families.gemm import B200, BLACKWELL, H200, HOPPER, build
 from tests.machine.truth import (
-    ACC,
     ONCE,
-    OUT,
     STEP,
     TILE,
     A,
@@ -97,7 +95,7 @@ def scope(broken: bool) -> Replay:
     done = one(at.mbar_arrive(slot(empty)), release)
     free = at.mbar_wait(slot(empty), 0, acquire=acquire)
     both = roles([fill, free, fill], [wait(FULL), use, done, wait(FULL, 1), use])
-    return block(H200, (FULL, empty, A, B, OUT), *both, warps=5, cluster=2), ONCE, H200
+    return block(H200, *both, cluster=2), ONCE, H200
 
 
 @bug(
@@ -114,7 +112,7 @@ def unpaired(broken: bool) -> Replay:
         None if broken else at.named_sync(id=1, threads=64),
     ]
     two = role(Role("ping", 0, 1), first), role(Role("pong", 1, 1), turn, turn)
-    return block(H200, (), *two, warps=2), ONCE, H200
+    return block(H200, *two), ONCE, H200
 
 
 @bug(
@@ -161,8 +159,7 @@ def tail(broken: bool) -> Replay:
         release,
     )  # fmt: skip
     trips = [Trip(f"{n} uses", (("uses", n), ("C", 0))) for n in (1, 2, 3, 7)]
-    storage = (ring.full, ring.empty, a, OUT)
-    return block(H200, storage, *roles([fill, rest], work), warps=5), trips, H200
+    return block(H200, *roles([fill, rest], work)), trips, H200
 
 
 @bug(
@@ -192,7 +189,7 @@ def tiles(broken: bool) -> Replay:
         at.tma_load(share, param("B_map"), *coordinates, slot(full), **BOTH),
     ]
     work = [wait(full), at.wgmma_fence(), wgmma(A, B), at.wgmma_commit(), DRAIN]
-    whole = block(H200, (full, A, B, ACC), *roles(fill, work), warps=5, cluster=2)
+    whole = block(H200, *roles(fill, work), cluster=2)
     return whole, ONCE, H200
 
 
@@ -216,7 +213,7 @@ def early_release(broken: bool) -> Replay:
     order = [at.warp_sync(), release, fence] if broken else [fence, at.warp_sync(), release]
     fill = [expect(FULL), load(A, FULL)]
     both = roles([fill, wait(empty), fill], [wait(FULL), read(A), order, wait(FULL, 1), read(A)])
-    return block(H200, (FULL, empty, A, OUT), *both, warps=5), ONCE, H200
+    return block(H200, *both), ONCE, H200
 
 
 @bug(
@@ -256,7 +253,7 @@ def empty_tiles(broken: bool) -> Replay:
     work = [at.mbar_wait(slot(done), 0), at.tcgen05_fence_after()]
     both = (role(Role("issuer", 4, 1, elected=True), issue), role(Role("epilogue", 0, 4), work))
     trips = [Trip("two steps", (("steps", 2),)), Trip("no steps", (("steps", 0),))]
-    return block(B200, (full, done, a, b, d), *both, warps=5), trips, B200
+    return block(B200, *both), trips, B200
 
 
 @bug(
@@ -270,7 +267,7 @@ def greedy(broken: bool) -> Replay:
         role(Role("producer", 8, 4), None if broken else give),
         role(Role("consumer", 0, 8), take),
     )
-    return block(H200, (), *both, warps=12), ONCE, H200
+    return block(H200, *both), ONCE, H200
 
 
 @bug(
@@ -280,7 +277,7 @@ def greedy(broken: bool) -> Replay:
 def dependent(broken: bool) -> Replay:
     fill = [None if broken else at.grid_wait(), expect(FULL), load(A, FULL)]
     work = [at.grid_launch_dependents(), wait(FULL), read(A)]
-    tree = block(H200, (FULL, A, OUT), *roles(fill, work), warps=5)
+    tree = block(H200, *roles(fill, work))
     return kernel(replace(tree.arg, dependent=True), *tree.src), ONCE, H200
 
 

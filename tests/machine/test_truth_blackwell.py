@@ -12,7 +12,6 @@ from ptxflow.compiler.ir.statements import Body, Role, elect, kernel, role, when
 from ptxflow.compiler.ir.storage import frag, mbar, slot, smem, tmem
 from tests.families.gemm import B200
 from tests.machine.truth import (
-    OUT,
     TILE,
     A,
     B,
@@ -58,7 +57,6 @@ def issuer(*body: Body) -> Statement:
 
 
 OPERANDS = [expect(FULL, 2 * TILE), load(A, FULL), load(B, FULL), wait(FULL), AFTER]
-STORAGE = (FULL, DONE, FREE, A, B, D, VALUES, OUT)
 
 
 @truth("expect wait proxy after", lambda o: o.expect and o.wait and o.after, B200)
@@ -66,14 +64,12 @@ def test_tma_load_to_mma(o: Options) -> Statement:
     """No proxy fence. fence::after is in the canonical kernel (6); 1.4 asks for the wait alone."""
     return block(
         B200,
-        STORAGE,
         issuer(
             o("expect", expect(FULL, 2 * TILE)), load(A, FULL), load(B, FULL),
             o("wait", wait(FULL)), o("proxy", at.fence_proxy_async()), o("after", AFTER),
             mma(D, A, B), commit(DONE),
         ),
         readers(wait(DONE), AFTER),
-        warps=5,
     )  # fmt: skip
 
 
@@ -85,7 +81,7 @@ def test_generic_write_to_mma(o: Options) -> Statement:
         o("arrive", at.mbar_arrive(slot(ready))), wait(DONE), AFTER,
     ]  # fmt: skip
     multiply = issuer(o("wait", wait(ready)), o("after", AFTER), mma(D, A, B), commit(DONE))
-    return block(B200, (ready, *STORAGE), multiply, readers(*body), warps=5)
+    return block(B200, multiply, readers(*body))
 
 
 @truth("commit arrive wait", lambda o: o.commit and not o.arrive and o.wait, B200)
@@ -101,7 +97,7 @@ def test_mma_reads_to_tma_refill(o: Options) -> Statement:
     ]
     body: list[Body] = [OPERANDS, mma(D, A, B), free, refill, wait(FULL, 1), AFTER, mma(D, A, B, 1)]
     last = readers(wait(DONE), AFTER)
-    return block(B200, (spare, *STORAGE), issuer(*body, commit(DONE)), last, warps=5)
+    return block(B200, issuer(*body, commit(DONE)), last)
 
 
 @truth("commit wait before after", lambda o: o.commit and o.wait and o.after, B200)
@@ -109,10 +105,8 @@ def test_mma_to_ld(o: Options) -> Statement:
     body: list[Body] = [o("wait", wait(DONE)), o("before", BEFORE), o("after", AFTER), ld()]
     return block(
         B200,
-        STORAGE,
         issuer(OPERANDS, mma(D, A, B), o("commit", commit(DONE))),
         readers(*body, at.tcgen05_wait_ld(), BEFORE),
-        warps=5,
     )
 
 
@@ -122,9 +116,7 @@ def test_one_warp_waits_for_the_others(o: Options) -> Statement:
     meet = at.named_sync(id=1, threads=128)
     relay: list[Body] = [when(WARP.eq(0), wait(DONE)), o("own", AFTER), o("sync", meet)]
     work: list[Body] = [relay, o("after", AFTER), ld(), at.tcgen05_wait_ld(), BEFORE]
-    return block(
-        B200, STORAGE, issuer(OPERANDS, mma(D, A, B), commit(DONE)), readers(*work), warps=5
-    )
+    return block(B200, issuer(OPERANDS, mma(D, A, B), commit(DONE)), readers(*work))
 
 
 @truth(
@@ -140,7 +132,7 @@ def test_ld_to_mma_of_another_warp(o: Options) -> Statement:
     ]  # fmt: skip
     again: list[Body] = [o("wait", wait(FREE)), o("after", AFTER), mma(D, A, B), commit(DONE)]
     work = issuer(OPERANDS, mma(D, A, B), commit(DONE), again)
-    return block(B200, STORAGE, work, readers(*body), warps=5)
+    return block(B200, work, readers(*body))
 
 
 @truth("one before meet", lambda o: o.before and (o.meet or not o.one), B200)
@@ -154,8 +146,7 @@ def test_one_lane_releases_for_its_warp(o: Options) -> Statement:
     ]  # fmt: skip
     again: list[Body] = [wait(free), AFTER, mma(D, A, B), commit(DONE)]
     work = issuer(OPERANDS, mma(D, A, B), commit(DONE), again)
-    storage = tuple(free if s is FREE else s for s in STORAGE)
-    return block(B200, storage, work, readers(*body), warps=5)
+    return block(B200, work, readers(*body))
 
 
 @truth("wait_ld before", lambda o: o.wait_ld, B200)
@@ -167,7 +158,7 @@ def test_ld_to_mma_of_the_same_warp(o: Options) -> Statement:
         ld(), o("wait_ld", at.tcgen05_wait_ld()), o("before", BEFORE), again, wait(DONE, 1),
         at.tcgen05_wait_ld(),
     ]  # fmt: skip
-    return block(B200, STORAGE, role(Role("all", 0, 1), body), warps=1)
+    return block(B200, role(Role("all", 0, 1), body))
 
 
 @truth("wait_ld before", lambda o: o.wait_ld, B200)
@@ -183,10 +174,8 @@ def test_ld_to_registers(o: Options) -> Statement:
     ]
     return block(
         B200,
-        (half, *STORAGE),
         issuer(OPERANDS, mma(D, A, B), commit(DONE)),
         readers(work, use, at.tcgen05_wait_ld(), BEFORE),
-        warps=5,
     )
 
 
@@ -198,7 +187,7 @@ def test_first_mma_of_an_accumulator(o: Options) -> Statement:
         *o("more", mma(D, A, B, 1)),
         commit(DONE),
     ]
-    return block(B200, STORAGE, issuer(OPERANDS, work), readers(wait(DONE), AFTER), warps=5)
+    return block(B200, issuer(OPERANDS, work), readers(wait(DONE), AFTER))
 
 
 @truth("same read", lambda o: o.same, B200)
@@ -208,7 +197,7 @@ def test_commit_by_another_thread(o: Options) -> Statement:
     last = commit(DONE) if o.same else at.mbar_arrive(slot(ask))
     other = elect(WARP.eq(0), wait(ask), commit(DONE)) if not o.same else None
     body = readers(other, wait(DONE), AFTER, *o("read", ld()), at.tcgen05_wait_ld(), BEFORE)
-    return block(B200, (ask, *STORAGE), issuer(OPERANDS, mma(D, A, B), last), body, warps=5)
+    return block(B200, issuer(OPERANDS, mma(D, A, B), last), body)
 
 
 @truth("last see", lambda o: o.last or o.see, B200)
@@ -219,7 +208,7 @@ def test_a_commit_that_nobody_waits_for(o: Options) -> Statement:
     commits = [commit(other), commit(DONE)] if o.last else [commit(DONE), commit(other)]
     body = readers(wait(DONE), AFTER, ld(), at.tcgen05_wait_ld(), BEFORE, o("see", wait(other)))
     work = issuer(OPERANDS, mma(D, A, B), *commits)
-    return block(B200, (other, *STORAGE), work, body, warps=5)
+    return block(B200, work, body)
 
 
 # -- allocation -------------------------------------------------------------------------------
@@ -272,7 +261,7 @@ def test_pair_commit_and_bytes(o: Options) -> Statement:
         when(CTA_RANK.eq(0), wait(FULL), *o("after", AFTER), mma(D, A, B, group=2), done),
     ]  # fmt: skip
     body: list[Body] = [wait(DONE), AFTER, ld(), at.tcgen05_wait_ld(), BEFORE]
-    return block(B200, STORAGE, issuer(work), readers(body), warps=5, cluster=2, group=2)
+    return block(B200, issuer(work), readers(body), cluster=2, group=2)
 
 
 @truth("wait_ld before release after", lambda o: o.wait_ld and o.before and o.after, B200)
@@ -290,8 +279,7 @@ def test_pair_release_of_the_accumulator(o: Options) -> Statement:
         wait(DONE), AFTER, ld(), o("wait_ld", at.tcgen05_wait_ld()), o("before", BEFORE),
         arrive, wait(DONE, 1), at.tcgen05_wait_ld(),
     ]  # fmt: skip
-    storage = tuple(free if s is FREE else s for s in STORAGE)
-    return block(B200, storage, issuer(work), readers(body), warps=5, cluster=2, group=2)
+    return block(B200, issuer(work), readers(body), cluster=2, group=2)
 
 
 @pytest.mark.parametrize("group", [1, 2])
@@ -323,7 +311,6 @@ def test_exit_of_a_pair(o: Options) -> Statement:
         when(CTA_RANK.eq(0), wait(FULL), AFTER, mma(D, A, B, group=2), commit(DONE, 2, 3)),
     ]  # fmt: skip
     whole = block(
-        B200, STORAGE, issuer(work), readers(*o("seen", wait(DONE))),
-        warps=5, cluster=2, group=2,
+        B200,  issuer(work), readers(*o("seen", wait(DONE))), cluster=2, group=2,
     )  # fmt: skip
     return whole if o.meet else kernel(whole.arg, *whole.src[:-3], whole.src[-1])

@@ -116,7 +116,7 @@ def test_cluster_exit(o: Options) -> Statement:
         one(at.mbar_arrive_peer(slot(bar), PEER)),
         *o("seen", at.mbar_wait(slot(bar), 0)),
     ]
-    whole = block(H200, (bar,), role(Role("all", 0, 1), *body), warps=1, cluster=2)
+    whole = block(H200, role(Role("all", 0, 1), *body), cluster=2)
     end = o("meet", *(RELAXED if o.relaxed else MEET))
     return kernel(whole.arg, whole.src[:-2], end)
 
@@ -165,11 +165,7 @@ def test_warps_take_turns_at_a_ring(o: Options) -> Statement:
         expect(full, TILE, i % 2), load(a, full, i % 2),
     )  # fmt: skip
     return block(
-        H200,
-        (full, empty, turn, a, OUT),
-        role(Role("reader", 0, 2), body),
-        role(Role("producer", 2, 1, elected=True), fill),
-        warps=3,
+        H200, role(Role("reader", 0, 2), body), role(Role("producer", 2, 1, elected=True), fill)
     )
 
 
@@ -184,6 +180,4 @@ def test_two_pairs_of_warps_at_one_named_barrier(o: Options) -> Statement:
         at.named_sync(id=1, threads=64),
         *o("after", at.named_sync(id=3, threads=128)),
     ]
-    return block(
-        H200, (), role(Role("first", 0, 2), *first), role(Role("second", 2, 2), *second), warps=4
-    )
+    return block(H200, role(Role("first", 0, 2), *first), role(Role("second", 2, 2), *second))

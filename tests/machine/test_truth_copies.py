@@ -33,7 +33,7 @@ def test_copies_are_read_when_all_lanes_have_theirs(o: Options) -> Statement:
         *o("sync", at.warp_sync()),
         _read(),
     ]
-    return block(H200, (TILE, HELD), *flatten(body), warps=1)
+    return block(H200, *flatten(body))
 
 
 @truth("empty more", lambda o: o.more)
@@ -48,7 +48,7 @@ def test_a_wait_leaves_as_many_groups_as_it_says(o: Options) -> Statement:
         at.warp_sync(),
         _read(),
     ]
-    return block(H200, (TILE, HELD), *flatten(body), warps=1)
+    return block(H200, *flatten(body))
 
 
 @truth("read sync", lambda o: o.sync or not o.read)
@@ -56,7 +56,7 @@ def test_a_tile_is_read_by_all_before_copies_take_its_place(o: Options) -> State
     """A lane that comes first would overwrite what others read."""
     arrive = [at.copies_commit(), at.copies_wait(pending=0), at.warp_sync()]
     body = [_copy(), *arrive, *o("read", _read()), *o("sync", at.warp_sync()), _copy(), *arrive]
-    return block(H200, (TILE, HELD), *flatten([*body, _read()]), warps=1)
+    return block(H200, *flatten([*body, _read()]))
 
 
 @truth("commit wait meet", lambda o: len(o.on) == 3)
@@ -73,7 +73,7 @@ def test_copied_rows_need_their_wait_and_a_meeting(o: Options) -> Statement:
         *o("meet", at.warp_sync()),
         at.ld_shared(slot(HELD), slot(ROWS), 0),
     ]
-    return block(H200, (ROWS, HELD), *flatten(body), warps=1)
+    return block(H200, *flatten(body))
 
 
 @pytest.mark.parametrize("dev", [H200, B200], ids=lambda d: d.name)
@@ -90,7 +90,7 @@ def test_copies_that_arrive_by_themselves(dev: Device) -> None:
             *o("wait", at.mbar_wait(slot(bar), 0)),
             at.ld_shared(slot(HELD), slot(TILE), 0),
         ]
-        return block(dev, (TILE, bar, HELD), *flatten(body), warps=1)
+        return block(dev, *flatten(body))
 
     table("arrive wait", build, lambda o: len(o.on) == 2, dev)
 
@@ -116,7 +116,7 @@ def test_a_tile_comes_and_goes_in_bulk(o: Options) -> Statement:
         *o("sync", at.warp_sync()),
         one(store, o("commit", at.bulk_commit()), o("over", at.bulk_wait_read(pending=0))),
     ]
-    return block(H200, (TILE, bar, HELD), *flatten(body), warps=1)
+    return block(H200, *flatten(body))
 
 
 @truth("first fence sync second", lambda o: len(o.on) == 4)
@@ -132,4 +132,4 @@ def test_a_tile_is_read_before_the_next_takes_its_place(o: Options) -> Statement
         at.mbar_wait(slot(bar), 1),
         *o("second", _read()),
     ]
-    return block(H200, (TILE, bar, HELD), *flatten(body), warps=1)
+    return block(H200, *flatten(body))

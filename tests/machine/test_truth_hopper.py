@@ -47,7 +47,6 @@ def test_tma_load_to_wgmma(o: Options) -> Statement:
     """A proxy fence changes nothing: both are in the async proxy."""
     return block(
         H200,
-        (FULL, A, B, ACC),
         producer(o("expect", expect(FULL, 2 * TILE)), both()),
         consumers(
             o("wait", wait(FULL)),
@@ -57,7 +56,6 @@ def test_tma_load_to_wgmma(o: Options) -> Statement:
             at.wgmma_commit(),
             DRAIN,
         ),
-        warps=5,
     )
 
 
@@ -65,10 +63,8 @@ def test_tma_load_to_wgmma(o: Options) -> Statement:
 def test_tma_load_to_generic_read(o: Options) -> Statement:
     return block(
         H200,
-        (FULL, A, OUT),
         producer(o("expect", expect(FULL)), load(A, FULL)),
         consumers(o("wait", wait(FULL)), o("proxy", at.fence_proxy_async()), read(A)),
-        warps=5,
     )
 
 
@@ -90,7 +86,7 @@ def test_generic_write_to_tma_store(o: Options) -> Statement:
             o("wait", at.bulk_wait_read(pending=0)),
         ),
     ]
-    return block(H200, (A, OUT), consumers(*body), warps=4)
+    return block(H200, consumers(*body))
 
 
 @truth("meet each elected sync", lambda o: o.each and o.sync)
@@ -105,7 +101,7 @@ def test_one_lane_fences_for_its_warp(o: Options) -> Statement:
         o("sync", at.warp_sync()),
         one(store(A), at.bulk_commit(), at.bulk_wait_read(pending=0)),
     ]
-    return block(H200, (A, OUT), role(Role("writer", 0, 1), body), warps=1)
+    return block(H200, role(Role("writer", 0, 1), body))
 
 
 @truth("commit wait sync", lambda o: o.commit and o.wait and o.sync)
@@ -122,7 +118,7 @@ def test_store_source_reuse(o: Options) -> Statement:
         write(A, 4), hand_over, elect(WARP.eq(0), again), o("sync", sync),
         write(A, 4), hand_over, elect(WARP.eq(0), last),
     ]  # fmt: skip
-    return block(H200, (A, OUT), consumers(*body), warps=4)
+    return block(H200, consumers(*body))
 
 
 @truth("group proxy arrive wait", lambda o: o.group and o.arrive and o.wait)
@@ -161,7 +157,7 @@ def test_accumulators_to_registers(o: Options) -> Statement:
         at.pack(slot(PACKED), slot(ACC), dtype="f16"), at.wgmma_commit(), DRAIN,
     ]  # fmt: skip
     fill = producer(expect(FULL, 2 * TILE), both())
-    return block(H200, (FULL, A, B, ACC, PACKED), fill, consumers(*body), warps=5)
+    return block(H200, fill, consumers(*body))
 
 
 @truth("look fence", lambda o: o.fence or not o.look)
@@ -173,7 +169,7 @@ def test_registers_to_accumulators(o: Options) -> Statement:
         wgmma(A, B, 1), at.wgmma_commit(), DRAIN,
     ]  # fmt: skip
     fill = producer(expect(FULL, 2 * TILE), both())
-    return block(H200, (FULL, A, B, ACC, PACKED), fill, consumers(*body), warps=5)
+    return block(H200, fill, consumers(*body))
 
 
 # whether the fence alone would do is open in the ISA: the registers are still in flight
@@ -187,7 +183,7 @@ def test_wgmma_of_another_shape_on_the_same_registers(o: Options) -> Statement:
         at.wgmma_commit(), DRAIN,
     ]  # fmt: skip
     fill = producer(expect(FULL, 2 * TILE), both())
-    return block(H200, (FULL, A, B, ACC), fill, consumers(*body), warps=5)
+    return block(H200, fill, consumers(*body))
 
 
 @truth("current drain", lambda o: o.drain or not o.current)
@@ -215,7 +211,7 @@ def test_wgmma_group_depth(o: Options) -> Statement:
     )  # fmt: skip
     last: list[Body] = [] if o.current else [release(const(5))]
     work = consumers(body, DRAIN, last)
-    return block(H200, (full, empty, a, b, ACC), producer(fill), work, warps=5)
+    return block(H200, producer(fill), work)
 
 
 # -- barriers ---------------------------------------------------------------------------------
@@ -255,13 +251,7 @@ def test_named_barrier_hand_over(o: Options) -> Statement:
     """One warp arrives and goes on, the other waits."""
     writer: list[Body] = [write(A), *o("arrive", at.named_arrive(id=1, threads=64))]
     reader: list[Body] = [*o("wait", at.named_sync(id=1, threads=64)), read(A)]
-    return block(
-        H200,
-        (A, OUT),
-        role(Role("writer", 0, 1), *writer),
-        role(Role("reader", 1, 1), *reader),
-        warps=2,
-    )
+    return block(H200, role(Role("writer", 0, 1), *writer), role(Role("reader", 1, 1), *reader))
 
 
 # -- clusters ---------------------------------------------------------------------------------
@@ -290,10 +280,8 @@ def test_multicast_needs_the_peers_release(o: Options) -> Statement:
     use: list[Body] = [*multiply(), *o("group", DRAIN)]
     return block(
         H200,
-        (FULL, empty, A, B, ACC),
         producer(fill, between, fill),
         consumers(wait(FULL), use, one(*release), wait(FULL, 1), multiply(1), DRAIN),
-        warps=5,
         cluster=2,
     )
 
@@ -313,10 +301,8 @@ def test_remote_arrive_with_and_without_data(o: Options, data: bool) -> Statemen
     done = one(*(at.mbar_arrive_peer(slot(empty), rank, order=order) for rank in range(2)))
     return block(
         H200,
-        (FULL, empty, A, B, ACC, OUT),
         producer(fill, acquire, fill),
         consumers(wait(FULL), use, after, done, wait(FULL, 1), again, DRAIN),
-        warps=5,
         cluster=2,
     )
 
@@ -328,10 +314,8 @@ def test_every_phase_is_waited_for(o: Options) -> Statement:
     arrive, answer = at.mbar_arrive(slot(bar)), at.mbar_arrive(slot(back))
     return block(
         H200,
-        (bar, back),
         role(Role("arriver", 0, 1), one(arrive, o("hear", wait(back)), arrive)),
         role(Role("waiter", 1, 1), one(o("see", wait(bar)), answer, wait(bar, 1))),
-        warps=2,
     )
 
 
@@ -340,7 +324,7 @@ def test_every_phase_is_waited_for(o: Options) -> Statement:
 
 def lonely(storage: tuple[Storage, ...], *body: Body) -> Statement:
     """A kernel of one warp."""
-    return block(H200, storage, role(Role("only", 0, 1), *body), warps=1)
+    return block(H200, role(Role("only", 0, 1), *body))
 
 
 @truth("meet", lambda o: o.meet)
@@ -400,10 +384,8 @@ def test_a_wait_that_may_come_too_late(o: Options) -> Statement:
     tell = o("told", at.mbar_arrive(slot(told)))
     return block(
         H200,
-        (FULL, EMPTY, told, A, OUT),
         producer(*([*early, first, *tell] if o.late else [first, *early, *tell])),
         consumers(wait(FULL), read(A), o("told", wait(told)), one(at.mbar_arrive(slot(EMPTY)))),
-        warps=5,
     )
 
 
@@ -416,8 +398,6 @@ def test_register_split(o: Options) -> Statement:
 
     return block(
         H200,
-        (),
         role(Role("producer", 8, 4), o("give", change(False, 40))),
         role(Role("consumer", 0, 8), o("take", change(True, 232))),
-        warps=12,
     )

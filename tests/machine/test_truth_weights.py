@@ -10,18 +10,16 @@ from tests.machine.test_truth_blackwell import (
     FULL,
     LANE_QUARTER,
     OPERANDS,
-    VALUES,
     commit,
     issuer,
     readers,
     wait,
 )
-from tests.machine.truth import OUT, TILE, A, B, D, Options, block, expect, load, truth
+from tests.machine.truth import TILE, A, B, D, Options, block, expect, load, truth
 
 #: 128 rows of 16-bit weights: K of 16
 P, HALVES = tmem("p", 16), frag("halves", 8, "b32")
 READY, AGAIN = mbar("ready", 1, 128), mbar("again", 1, 1)
-STORAGE = (FULL, DONE, READY, AGAIN, A, B, D, P, VALUES, HALVES, OUT)
 PUT = [at.mov(slot(HALVES), 0), at.tcgen05_st(slot(P, 0, 0, 8), slot(HALVES), LANE_QUARTER)]
 MULTIPLY = at.tcgen05_mma_held(
     slot(D), slot(P, 0, 0, 8), slot(B), 0, cta_group=1, idesc=1, b_desc=0
@@ -40,7 +38,7 @@ def test_st_to_mma_of_another_warp(o: Options) -> Statement:
         o("arrive", at.mbar_arrive(slot(READY))), wait(DONE), AFTER, at.tcgen05_wait_st(),
     ]  # fmt: skip
     work: list[Body] = [o("wait", wait(READY)), o("after", AFTER), MULTIPLY, commit(DONE)]
-    return block(B200, STORAGE, issuer(VALUES_HERE, work), readers(*body, BEFORE), warps=5)
+    return block(B200, issuer(VALUES_HERE, work), readers(*body, BEFORE))
 
 
 def _overwritten(o: Options) -> bool:
@@ -66,7 +64,7 @@ def test_mma_reads_a_to_mma_overwrites_it(o: Options) -> Statement:
         wait(READY), AFTER, MULTIPLY, o("commit", commit(AGAIN)), o("wait", wait(AGAIN)),
         o("after", AFTER), over if o.over else again, commit(DONE),
     ]  # fmt: skip
-    return block(B200, STORAGE, issuer(OPERANDS, work), readers(*body), warps=5)
+    return block(B200, issuer(OPERANDS, work), readers(*body))
 
 
 @truth("wait after", lambda o: o.wait and o.after, B200)
@@ -77,7 +75,7 @@ def test_mma_reads_a_to_st(o: Options) -> Statement:
         o("wait", wait(DONE)), o("after", AFTER), PUT, at.tcgen05_wait_st(), BEFORE,
     ]  # fmt: skip
     work: list[Body] = [wait(READY), AFTER, MULTIPLY, commit(DONE), wait(DONE), AFTER]
-    return block(B200, STORAGE, issuer(VALUES_HERE, work), readers(*body), warps=5)
+    return block(B200, issuer(VALUES_HERE, work), readers(*body))
 
 
 @truth("wait_st", lambda o: o.wait_st, B200)
@@ -85,4 +83,4 @@ def test_st_to_st_of_one_warp(o: Options) -> Statement:
     body: list[Body] = [
         PUT, o("wait_st", at.tcgen05_wait_st()), PUT[1], at.tcgen05_wait_st(), BEFORE
     ]  # fmt: skip
-    return block(B200, STORAGE, readers(*body), warps=4)
+    return block(B200, readers(*body))

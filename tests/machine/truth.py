@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -101,16 +101,19 @@ def refusal(kernel: Statement, dev: Device, trips: list[Trip] = ONCE) -> str | N
     return None
 
 
-def block(
-    dev: Device,
-    storage: tuple[Storage, ...],
-    *roles: Statement,
-    warps: int,
-    cluster: int = 1,
-    group: int = 1,
-) -> Statement:
-    """A whole kernel: prologue and teardown derived."""
-    return finish(info(dev, storage, warps, cluster, group), *roles)
+def block(dev: Device, *roles: Statement, cluster: int = 1, group: int = 1) -> Statement:
+    """A whole kernel: storage and warps are those of the roles, prologue and teardown derived."""
+    nodes = list(dict.fromkeys(node for tree in roles for node in inside(tree)))
+    storage = tuple(node for node in nodes if node.op in (Op.SMEM, Op.MBAR, Op.FRAG, Op.TMEM))
+    ends = [n.arg.first + n.arg.warps for n in nodes if n.op is Op.ROLE]
+    return finish(info(dev, storage, max(ends, default=1), cluster, group), *roles)
+
+
+def inside(node: Any) -> Iterator[Any]:
+    """The node and all that it is made of, in order."""
+    yield node
+    for source in node.src:
+        yield from inside(source)
 
 
 def info(
@@ -195,8 +198,6 @@ def two_turns(
     fill = [expect(FULL, 2 * TILE), *both()]
     return block(
         H200,
-        (FULL, empty, A, B, ACC, OUT),
         producer(fill, o("wait", wait(empty)), fill),
         consumers(wait(FULL), use, release, wait(FULL, 1), again, DRAIN),
-        warps=5,
     )
