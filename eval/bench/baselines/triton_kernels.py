@@ -158,11 +158,11 @@ TILES = [
     triton.Config({"TILE_Q": q, "TILE_KV": kv}, num_warps=warps, num_stages=stages)
     for q, kv, warps, stages in (
         (128, 128, 8, 2),
+        (128, 64, 8, 2),
         (128, 64, 8, 3),
-        (128, 64, 4, 3),
-        (64, 128, 4, 2),
         (64, 64, 4, 3),
         (64, 64, 4, 4),
+        (64, 32, 4, 4),
     )
 ]
 
