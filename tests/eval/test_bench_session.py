@@ -1,7 +1,9 @@
 """The worker's session with the GPU replaced: what each kind of kernel comes back as."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +23,7 @@ from ptxflow.eval.bench.worker import LIBRARY, job, refine_job
 DEFINITION = load("gemm_n128_k2048")
 LAUNCH = Launch("k", ("1", "1", "1"), 32, (1, 1, 1), 0, (PointerParam("C"),))
 Tensors = dict[str, torch.Tensor]
+Job = Callable[..., Any]  # of what stands for the kernel
 
 
 class FakeEvent:
@@ -81,18 +84,15 @@ def session(monkeypatch: pytest.MonkeyPatch) -> measure.Session:
     return made
 
 
-def run(
-    session: measure.Session,
-    folder: Path,
-    body: Callable[[Tensors], None],
-    every_baseline: bool = True,
+def measured(
+    session: measure.Session, folder: Path, body: Callable[[Tensors], None], every: bool = True
 ) -> dict[str, Any]:
     FakeKernel.body = staticmethod(body)  # type: ignore[assignment]
     image = folder / "k.cubin"
     image.write_bytes(b"cubin")
     todo = job(
         DEFINITION.to_json(), {"M": 5}, LAUNCH.to_json(), image, seeds=(1, 2), rounds=4, settle=0,
-        every_baseline=every_baseline,
+        every_baseline=every,
     )  # fmt: skip
     stages: list[str] = []
     outcome = session.measure(todo, stages.append)
@@ -101,7 +101,7 @@ def run(
     return outcome
 
 
-def refine(
+def refined(
     session: measure.Session, folder: Path, body: Any, stage: Any, count: int, **asked: Any
 ) -> list[dict[str, Any]]:
     """The outcomes of so many kernels that are timed in the same rounds."""
@@ -113,45 +113,54 @@ def refine(
     return list(session.measure(todo, stage)["outcomes"])
 
 
+@pytest.fixture
+def run(session: measure.Session, tmp_path: Path) -> Job:
+    return partial(measured, session, tmp_path)
+
+
+@pytest.fixture
+def refine(session: measure.Session, tmp_path: Path) -> Job:
+    return partial(refined, session, tmp_path)
+
+
 def honest(t: Tensors) -> None:
     t["C"].copy_((t["A"].float() @ t["B"].float().T).half())
 
 
-def test_a_right_kernel_is_timed_beside_its_baseline(
-    session: measure.Session, tmp_path: Path
-) -> None:
-    outcome = run(session, tmp_path, honest)
+def wrong_after(right: int) -> Callable[[Tensors], None]:
+    """Honest at so many calls."""
+    calls = itertools.count(1)
+
+    def body(t: Tensors) -> None:
+        honest(t)
+        t["C"][0, 0] += 9 * (next(calls) > right)
+
+    return body
+
+
+def test_a_right_kernel_is_timed_beside_its_baseline(run: Job) -> None:
+    outcome = run(honest)
     assert outcome["status"] == "ok" and outcome["check"]["correct"]
     assert outcome["latency_us"] == {"median": 12.0, "q1": 12.0, "q3": 12.0, "samples": 4}
     assert outcome["peers"] == {"torch.mm": 12.0, "copy": 12.0}
     assert outcome["timing"]["sm_clock_mhz"] == [1700]
     assert outcome["timing"]["yardstick"] == "torch.mm"
-    outcome = run(session, tmp_path, honest, every_baseline=False)
+    outcome = run(honest, every=False)
     assert outcome["peers"] == {"torch.mm": 12.0}
     before = FakeKernel.unloaded
-    run(session, tmp_path, honest)
+    run(honest)
     assert FakeKernel.unloaded == before + 1  # one kernel is loaded at a time
 
 
-def test_a_wrong_kernel_is_not_timed(session: measure.Session, tmp_path: Path) -> None:
-    outcome = run(session, tmp_path, lambda t: None)
+def test_a_wrong_kernel_is_not_timed(run: Job) -> None:
+    outcome = run(lambda t: None)
     assert outcome["status"] == "wrong" and "latency_us" not in outcome
 
 
-def test_several_kernels_are_timed_in_the_same_rounds(
-    session: measure.Session, tmp_path: Path
-) -> None:
-    calls = 0
-
-    def wrong_at_last(t: Tensors) -> None:
-        nonlocal calls
-        calls += 1
-        honest(t)
-        if calls > 3 * (2 + 400) + 2 * 4:  # of three kernels: warm-ups, rounds, then 2 x 2 checks
-            t["C"][0, 0] += 9
-
+def test_several_kernels_are_timed_in_the_same_rounds(run: Job, refine: Job) -> None:
     stages: list[str] = []
-    outcomes = refine(session, tmp_path, wrong_at_last, stages.append, 3, seeds=(1, 2))
+    at_last = wrong_after(3 * (2 + 400) + 2 * 4)  # warm-ups, rounds, 2 x 2 checks of two kernels
+    outcomes = refine(at_last, stages.append, 3, seeds=(1, 2))
     made = ["making torch.mm", "making copy", "making cublasLt", "making triton"]
     assert stages == ["inputs", *made, "load", "time"]
     assert [o["status"] for o in outcomes] == ["ok", "ok", "wrong"]
@@ -160,13 +169,13 @@ def test_several_kernels_are_timed_in_the_same_rounds(
     samples = {o["latency_us"]["samples"] for o in outcomes}
     assert samples == {measure.MOST_ROUNDS}  # 4 were asked for, and more take no time here
     before = FakeKernel.unloaded
-    run(session, tmp_path, honest)
+    run(honest)
     assert FakeKernel.unloaded == before + 3
 
 
 @pytest.mark.parametrize(("bad", "who"), [(1, "0"), (9, "0"), (1, "torch.mm")])
 def test_a_disturbed_host_is_timed_again(
-    session: measure.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int, who: str
+    session: measure.Session, refine: Job, monkeypatch: pytest.MonkeyPatch, bad: int, who: str
 ) -> None:
     made: list[float] = []
 
@@ -176,18 +185,18 @@ def test_a_disturbed_host_is_timed_again(
         return calm | {who: [10.0, 10.0, made[-1], made[-1]]}, {}
 
     monkeypatch.setattr(session, "_time", time_them)
-    (outcome,) = refine(session, tmp_path, honest, print, 1)
+    (outcome,) = refine(honest, print, 1)
     q3 = outcome["latency_us"]["q3"]
     assert (len(made), q3) == ((2, 10.0) if bad == 1 else (measure.TIMED_AGAIN + 1, 40.0))
 
 
 def test_those_that_may_be_the_fastest_are_timed_against_each_other(
-    session: measure.Session, tmp_path: Path
+    session: measure.Session, refine: Job
 ) -> None:
     for ties, found in ((0.0, None), (60.0, {"us": 12.0, "error": 0.0})):
         FakeKernel.places.clear()
         loaded, unloaded = FakeKernel.loaded, FakeKernel.unloaded
-        outcomes = refine(session, tmp_path, honest, print, 2, ties=ties, seconds=0.0)
+        outcomes = refine(honest, print, 2, ties=ties, seconds=0.0)
         assert [o["timing"].get("final_us") for o in outcomes] == [found] * 2
         elsewhere = [there for there in FakeKernel.places if not there[1]]  # with their inputs
         assert len(elsewhere) == (timing.PLACES if ties else 0)
@@ -229,9 +238,7 @@ def test_close_kernels_are_timed_elsewhere_until_they_are_told_apart(
     assert [*timing.near(first)] == ["best", "close"]
 
 
-def test_a_hopeless_kernel_gets_few_rounds(
-    session: measure.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hopeless_kernel_gets_few_rounds(run: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
 
     class Event:
@@ -247,15 +254,13 @@ def test_a_hopeless_kernel_gets_few_rounds(
         honest(t)
 
     monkeypatch.setattr(timing, "_event", Event)
-    assert run(session, tmp_path, slow)["latency_us"]["samples"] == measure.FEW_ROUNDS
-    assert run(session, tmp_path, honest)["latency_us"]["samples"] == 4
+    assert run(slow)["latency_us"]["samples"] == measure.FEW_ROUNDS
+    assert run(honest)["latency_us"]["samples"] == 4
 
 
-def test_the_gpu_is_kept_busy_between_jobs_of_a_problem(
-    session: measure.Session, tmp_path: Path
-) -> None:
+def test_the_gpu_is_kept_busy_between_jobs_of_a_problem(session: measure.Session, run: Job) -> None:
     assert not session.idle()  # nothing to run yet
-    run(session, tmp_path, honest)
+    run(honest)
     assert session.idle()
 
 
@@ -278,17 +283,8 @@ def test_problems_are_kept_until_their_place_is_needed(
     assert bench(5) is not first and len(session._problems) == 1
 
 
-def test_a_race_that_shows_late_is_wrong(session: measure.Session, tmp_path: Path) -> None:
-    calls = 0
-
-    def late(t: Tensors) -> None:
-        nonlocal calls
-        calls += 1
-        honest(t)
-        if calls > 10:  # the checks make 4 calls, warm-ups and rounds 7
-            t["C"][0, 0] += 9
-
-    outcome = run(session, tmp_path, late)
+def test_a_race_that_shows_late_is_wrong(run: Job) -> None:
+    outcome = run(wrong_after(10))  # the checks make 4 calls, warm-ups and rounds 7
     assert outcome["status"] == "wrong" and outcome["detail"].startswith("after timing, seed 2: C:")
 
 
@@ -300,7 +296,7 @@ def test_a_race_that_shows_late_is_wrong(session: measure.Session, tmp_path: Pat
     ],
 )
 def test_cuda_errors_are_faults_that_end_the_process(
-    session: measure.Session, tmp_path: Path, error: Exception, detail: str
+    session: measure.Session, run: Job, error: Exception, detail: str
 ) -> None:
     def fail(t: Tensors) -> None:
         raise error
@@ -309,7 +305,7 @@ def test_cuda_errors_are_faults_that_end_the_process(
         raise LaunchError("cuCtxSynchronize", "CUDA_ERROR_ILLEGAL_ADDRESS")
 
     session._driver.synchronize = sticky  # type: ignore[method-assign]
-    outcome = run(session, tmp_path, fail)
+    outcome = run(fail)
     assert outcome["status"] == "fault" and outcome["last"] and detail in outcome["detail"]
 
 
@@ -376,9 +372,9 @@ def test_other_solutions_are_timed_beside_where_they_are_right(
     assert outcome["timing"]["absent"]["twice"].startswith("wrong: seed 1: C: ")
 
 
-def test_other_errors_are_ours_and_are_raised(session: measure.Session, tmp_path: Path) -> None:
+def test_other_errors_are_ours_and_are_raised(run: Job) -> None:
     def bug(t: Tensors) -> None:
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        run(session, tmp_path, bug)
+        run(bug)

@@ -95,6 +95,12 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Worker]:
     return workers
 
 
+@pytest.fixture
+def out(rig: list[Worker], tmp_path: Path) -> Path:
+    """The records of a campaign on scripted GPUs."""
+    return tmp_path / "r.jsonl"
+
+
 def argv_of(out: Path, axes: str) -> list[str]:
     argv = ["--definition", NAME, "--axes", axes, "--samples", "4", "--refine", "2"]
     return [*argv, "--out", str(out)]
@@ -108,9 +114,7 @@ def passes(records: list[Record]) -> Counter[str]:
     return Counter(r.timing_pass for r in records)
 
 
-@pytest.mark.usefixtures("rig")
-def test_every_outcome_is_a_record_and_the_run_goes_on(tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "r.jsonl"
+def test_every_outcome_is_a_record_and_the_run_goes_on(out: Path, capsys: Any) -> None:
     assert call(out, "M=1,2,3,4,5,6", "--timeout", "0.5") == 1
     screens = [r for r in read_records(out) if r.timing_pass == SCREEN]
     by_m = {m: Counter(r.status for r in screens if r.axes["M"] == m) for m in range(1, 7)}
@@ -123,9 +127,7 @@ def test_every_outcome_is_a_record_and_the_run_goes_on(tmp_path: Path, capsys: A
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in shown.err and "HazardError: a race" in shown.err
 
 
-@pytest.mark.usefixtures("rig")
-def test_the_best_are_timed_again_together(tmp_path: Path) -> None:
-    out = tmp_path / "r.jsonl"
+def test_the_best_are_timed_again_together(out: Path) -> None:
     assert call(out, "M=6") == 0
     records = read_records(out)
     assert passes(records) == {SCREEN: 4, REFINE: 2}
@@ -140,9 +142,7 @@ def latency(r: Record) -> float:
     return r.latency_us["median"]
 
 
-@pytest.mark.usefixtures("rig")
-def test_a_record_holds_what_was_measured(tmp_path: Path) -> None:
-    out = tmp_path / "r.jsonl"
+def test_a_record_holds_what_was_measured(out: Path) -> None:
     assert call(out, "M=6") == 0
     r = read_records(out)[0]
     assert r.ratio == pytest.approx(8.0 / latency(r)) and r.peers == {"torch.mm": 8.0}
@@ -155,9 +155,8 @@ def test_a_record_holds_what_was_measured(tmp_path: Path) -> None:
     assert len(r.run["code"]) == 12 and "gemm" in r.run["spaces"]
 
 
-@pytest.mark.usefixtures("rig")
-def test_a_second_run_measures_only_what_is_missing(tmp_path: Path, capsys: Any) -> None:
-    out, second = tmp_path / "r.jsonl", tmp_path / "s.jsonl"
+def test_a_second_run_measures_only_what_is_missing(out: Path, capsys: Any) -> None:
+    second = out.with_name("s.jsonl")
     assert call(out, "M=6") == 0
     assert call(out, "M=6,7") == 0
     assert passes(read_records(out)) == {SCREEN: 8, REFINE: 4}
@@ -171,10 +170,9 @@ def test_a_second_run_measures_only_what_is_missing(tmp_path: Path, capsys: Any)
 
 
 def test_workloads_spread_over_the_gpus(
-    rig: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rig: list[Worker], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_SECONDS", "0.05")
-    out = tmp_path / "r.jsonl"
     assert call(out, "M=6,7,8,10") == 0
     gpus: dict[int, set[str]] = {}
     for r in read_records(out):
@@ -184,8 +182,7 @@ def test_workloads_spread_over_the_gpus(
     assert [w.starts for w in rig] == [1, 1]
 
 
-@pytest.mark.usefixtures("rig")
-def test_gpus_do_not_mix_up_the_kernels_of_one_strategy(tmp_path: Path) -> None:
+def test_gpus_do_not_mix_up_the_kernels_of_one_strategy(out: Path) -> None:
     chosen = sample_workload(load(NAME), {"M": 6}, H200, count=50).candidates
     rows = [
         {"definition": NAME, "axes": {"M": m}, **c.strategy.to_json()}
@@ -193,7 +190,7 @@ def test_gpus_do_not_mix_up_the_kernels_of_one_strategy(tmp_path: Path) -> None:
         for c in chosen
         if not c.family.refusals(find_problem(load(NAME), {"M": m})[1], c.strategy, H200)
     ]
-    path, out = tmp_path / "s.json", tmp_path / "r.jsonl"
+    path = out.with_name("s.json")
     path.write_text(json.dumps(rows))
     assert campaign.main(["--strategies", str(path), "--out", str(out)]) == 0
     assert {r.status for r in read_records(out)} == {"ok"}
@@ -203,23 +200,18 @@ def test_gpus_do_not_mix_up_the_kernels_of_one_strategy(tmp_path: Path) -> None:
     assert set(defaults.items()) <= refined  # though the 32 fastest are others
 
 
-@pytest.mark.usefixtures("rig")
 def test_a_lost_gpu_hands_its_workload_to_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setenv("FAKE_BROKEN", "1")
     monkeypatch.setenv("FAKE_SECONDS", "0.05")
-    out = tmp_path / "r.jsonl"
     assert call(out, "M=6,7,8") == 0
     assert {r.gpu["uuid"] for r in read_records(out)} == {"GPU-0"}
     assert passes(read_records(out)) == {SCREEN: 12, REFINE: 6}
     assert "lost a GPU, the others go on: KeyError: \"this GPU's" in capsys.readouterr().err
 
 
-def test_a_kernel_that_breaks_the_machinery_costs_itself_alone(
-    rig: list[Worker], tmp_path: Path
-) -> None:
-    out = tmp_path / "r.jsonl"
+def test_a_kernel_that_breaks_the_machinery_costs_itself_alone(out: Path) -> None:
     assert call(out, "M=12", "--samples", "80") == 1
     screens = [r for r in read_records(out) if r.timing_pass == SCREEN]
     assert len(screens) == 80 and {r.key[0] == "0" for r in screens} == {True, False}
@@ -227,20 +219,19 @@ def test_a_kernel_that_breaks_the_machinery_costs_itself_alone(
     assert all("failed twice: KeyError" in r.detail for r in screens if r.status == "fault")
 
 
-@pytest.mark.usefixtures("rig")
 def test_without_any_gpu_left_the_run_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(schedule.Worker, "start", broken_start)
-    assert call(tmp_path / "r.jsonl", "M=6") == 2
+    assert call(out, "M=6") == 2
     assert capsys.readouterr().err.strip().endswith("campaign: no GPU here")
 
 
 def test_a_gpu_that_is_gone_is_not_the_kernels_fault(
-    rig: list[Worker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """It is measured by another at once; where there is none it stays to be measured."""
-    out, gone, runs = tmp_path / "r.jsonl", {"1"}, Worker.run
+    gone, runs = {"1"}, Worker.run
 
     def run(self: Worker, job: Any, timeout: float) -> Any:
         if self.environment["CUDA_VISIBLE_DEVICES"] in gone:
@@ -260,12 +251,10 @@ def broken_start(self: Worker) -> None:
     raise schedule.WorkerError("no GPU here")
 
 
-@pytest.mark.usefixtures("rig")
 def test_a_time_limit_refines_what_is_screened_and_goes_on_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    out: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setenv("FAKE_SECONDS", "0.2")
-    out = tmp_path / "r.jsonl"
     limited = ("--samples", "60", "--time-limit", "3")
     assert call(out, "M=6", *limited) == campaign.STOPPED
     held = passes(read_records(out))
@@ -277,9 +266,7 @@ def test_a_time_limit_refines_what_is_screened_and_goes_on_later(
     assert len({r.key for r in read_records(out)}) == 60
 
 
-@pytest.mark.usefixtures("rig")
-def test_a_bug_in_a_builder_costs_its_own_strategies_alone(tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "r.jsonl"
+def test_a_bug_in_a_builder_costs_its_own_strategies_alone(out: Path, capsys: Any) -> None:
     assert call(out, f"M={BUG_M}", "--samples", "40") == 1
     status = {r.key: r.status for r in read_records(out)}
     assert len(status) == 40
@@ -287,15 +274,13 @@ def test_a_bug_in_a_builder_costs_its_own_strategies_alone(tmp_path: Path, capsy
     assert "ZeroDivisionError: a bug of a builder" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("rig")
-def test_strategies_from_files(tmp_path: Path, capsys: Any) -> None:
+def test_strategies_from_files(out: Path, capsys: Any) -> None:
     (candidate,) = sample_workload(load(NAME), {"M": 6}, H200, count=1, seed=9).candidates
     row = {"definition": NAME, "axes": {"M": 6}, **candidate.strategy.to_json()}
-    path, out = tmp_path / "s.json", tmp_path / "r.jsonl"
+    path, listed = out.with_name("s.json"), out.with_name("w.json")
     path.write_text(json.dumps([row]))
     assert campaign.main(["--strategies", str(path), "--out", str(out)]) == 0
     assert {r.key for r in read_records(out)} == {candidate.strategy.key}
-    listed = tmp_path / "w.json"
     listed.write_text(json.dumps([
         {"definition": NAME, "axes": {"M": 6}, "strategies": "s.json"},
         {"definition": NAME, "axes": {"M": [6, 7]}, "samples": 2, "fix": {"tile_k": 64}},
@@ -451,10 +436,9 @@ def test_uniform_samples_are_distinct_and_depend_on_the_seed_alone() -> None:
         (["--out", "/proc/r.jsonl"], "/proc/r.jsonl"),
     ],
 )
-@pytest.mark.usefixtures("rig")
-def test_bad_input_is_one_line(tmp_path: Path, capsys: Any, extra: list[str], message: str) -> None:
-    assert message in refused(campaign.main, capsys, *argv_of(tmp_path / "r.jsonl", "M=6"), *extra)
-    assert not (tmp_path / "r.jsonl").exists()
+def test_bad_input_is_one_line(out: Path, capsys: Any, extra: list[str], message: str) -> None:
+    assert message in refused(campaign.main, capsys, *argv_of(out, "M=6"), *extra)
+    assert not out.exists()
 
 
 @pytest.mark.usefixtures("driverless")
