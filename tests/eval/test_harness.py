@@ -161,7 +161,7 @@ def test_peers_do_what_our_baselines_do(
     plans = Wrapper.planned[:]
     for make in makers_of(definition).values() if plans else ():
         held = Given(definition, bench.tensors, bench.scalars, 8)
-        with suppress(Unsupported):
+        with suppress(Unsupported, ModuleNotFoundError):  # Triton need not be there
             make(held)
     assert sorted(map(str, plans)) == sorted(map(str, Wrapper.planned[len(plans) :]))
     assert len(plans) == (2 if "paged" in name or "ragged" in name else 0)
