@@ -50,6 +50,11 @@ KEPT, LOADED = 72960, 0x1F000
 #: where draws fall: in which lane's segments, and lower bits, all of which differ in the first two;
 #: 0 is the first of a segment, -1 the last of one, and of KEPT or LOADED, in long rows
 PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (22, KEPT - 1), (19, -1), (0, 99), (18, LOADED - 1)
+#: elements that k keeps of FIRST_ROWS' first row, and of the last, of which no part tells: few
+#: enough for a first pass of a part; the least of them, with which bins of all digits begin; and
+#: where draws of these rows fall
+KEPT_FEW, LEAST_KEPT, FEW_KEPT = 120, 2.0**-12 + 2.0**-35, {0: 0, FIRST_ROWS - 1: 2}
+SPAN = 512  # elements of a warp's vectors of the most elements, four of them
 EDGE = 6  # elements at either end of a row of each kind that is counted
 FEW = 8  # of so many larger elements one is so by far: in other ranges of bins
 FRONT = 64  # elements that have most of a row: its draw falls in the first segment
@@ -72,6 +77,9 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
         else _softmax(kinds[(i // RARE - (batch == 1)) % len(kinds)]())
         for i in range(batch)
     ]
+    if batch == FIRST_ROWS:
+        for i in FEW_KEPT:
+            made[i][_places(vocab)] = _few(ties=not i)
     return np.stack(made)
 
 
@@ -133,6 +141,21 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int, which: 
     return np.where(counted, row, smaller).astype(np.float32)
 
 
+def _places(vocab: int) -> Values:
+    """Of KEPT_FEW elements: in all lanes and vectors of a lane, a quarter of them at the end."""
+    n = np.arange(KEPT_FEW)
+    spread = n * vocab // KEPT_FEW // SPAN * SPAN + n % 128 * 4 + (n + n // 32) % 4
+    return np.where(n < KEPT_FEW * 3 // 4, spread, vocab - 1 - (KEPT_FEW - 1 - n) * 137) % vocab
+
+
+def _few(ties: bool) -> Row:
+    """The least ends the filter: one that is not counted, or twice, moves the end. Of the others
+    half share its first digit, and half of these its second, or are `ties`."""
+    n = np.roll(np.arange(KEPT_FEW), KEPT_FEW // 2)
+    more = np.choose(n % 4, [n / 40, n / 40, n * 2.0**-14, n * 2.0**-23 * (not ties)])
+    return (LEAST_KEPT * (1 + more)).astype(np.float32)
+
+
 def _softmax(logits: Values) -> Row:
     weights = np.exp(logits - logits.max())
     return (weights / weights.sum()).astype(np.float32)
@@ -147,6 +170,12 @@ def _rare(tensors: Tensors, batch: int) -> None:
     of the first row, past all, but of ROWS, where k alone is, and of FIRST_ROWS; and where their
     draws fall."""
     both = {"top_k", "top_p"} <= tensors.keys()
+    for i, turn in FEW_KEPT.items() if batch == FIRST_ROWS and "top_k" in tensors else ():
+        row = tensors["probs"][i]
+        count = _aim(row, LEAST_KEPT, i > 0, turn, philox(SEED, OFFSET, i))
+        tensors["top_k"][i] = (row > LEAST_KEPT).sum() + count
+        if both:
+            tensors["top_p"][i] = 1
     for i in [i for i in range(batch) if rare(batch, i) or (not i and batch != FIRST_ROWS)]:
         row, turn = tensors["probs"][i], turns(batch, i)[0]
         values, counts = np.unique(row[row > 0], return_counts=True)
