@@ -67,7 +67,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """As many columns of tiles as have the same divisions; last tiles with one row of C, of 37 and
     of two clusters; with all, and some of a warpgroup's second 64 (the trial's: of a warp's second
     8); two raster groups of rows and a part of a third that lacks a row, by seven clusters, the
-    last of which has fewer tiles; a ring beyond its 32nd turn."""
+    last of which has fewer tiles; a whole group, behind which is no tile; a ring beyond its 32nd
+    turn."""
     t = Tiling(p, s, device)
     step = s.split_k * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]
@@ -83,6 +84,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         Size({"M": rows}, one),
         Size({"M": rows + 1}, one),
         Size({"M": (2 * s.raster_group + 2) * rows - 1}, one and 7 * one),
+        Size({"M": s.raster_group * rows}, one and 7 * one, (1,)),
         Size({"M": rows, "K": long}, one and 4 * one, (1,)),
     )
     return Trials((*shapes, {"N": p["N"], "K": p["K"]}), sizes)

@@ -126,9 +126,10 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Two groups of key heads: made sums of chunks; sequences of several chunks, one from a chunk's
-    edge and one a key short of one; many, few of which have a page, a chunk or some of each half of
-    a tile and of an MMA's keys, so that each of several steps of the look-up finds another, of
-    which the last is summed up. Of clusters: rings taken more than once, and several sequences."""
+    edge, one a key short of one, one of a key from one on; many, few of which have a page, a chunk
+    or some of each half of a tile and of an MMA's keys, so that each of several steps of the
+    look-up finds another, of which the last is summed up. Of clusters: rings taken more than once,
+    and several sequences."""
     k = kernel(p, s, device)
     groups, each = -(-k.key_heads // k.cta_heads), k.cta_heads
     shapes = tuple(
@@ -145,11 +146,13 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     short = min(k.page_size, k.chunk) // 2
     page, half = p["page_size"], k.tile // 2 + 3
     keys = {2: page, 28: 11, 34: half, 60: k.chunk, 66: page, 92: k.chunk, 98: page, 124: 11}
-    later = ((1, keys.get(i, 0)) for i in range(128))
+    long, other = 2 * k.chunk - short, k.chunk + k.tile + 1
+    begun = page * (-(-long // page) + -(-other // page))  # slots of both
+    later = ((1, keys.get(i, 0)) for i in range(2, 128))
     sizes = (
         summed(p, k.chunk, int(s.sum_chunks), int(s.sum_warps) if s.sum_split else 1),
         rows_of(
-            p, (1, 2 * k.chunk - short), (1, k.chunk + k.tile + 1), *later, (1, 2 * k.chunk - 1)
+            p, (1, long), (1, other), (1, -begun % k.chunk), (1, 1), *later, (1, 2 * k.chunk - 1)
         ),
         size(131, 24 * k.page_size, (8, 8) if k.ctas > 1 else ()),
     )

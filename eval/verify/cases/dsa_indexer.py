@@ -31,6 +31,7 @@ ZEROS = 1 / 16  # of the tokens of a sequence of negative scores
 #: digit alike, one, or two; behind a first digit of 10 to 12 bits they begin with a 1
 LONELY, CROWD, BEST = 0.5, (1.375, 1.4375 + 5 * 2.0**-23), 1.4375 + 2.0**-20
 LANE, WARP = 4, 128  # tokens that one loads at a time
+SPARE = 3  # more that share the first digit alone: so few that leaving out some of these shows
 STEPS = (1.0, 1 << 20), (1.5, 7), (1.875, 5)  # scores, of quarters of what is chosen
 
 
@@ -122,6 +123,7 @@ def _crowded(
     alone = warps * WARP + 7 * warps % (WARP // LANE) * LANE + warps % LANE
     others = rng.permutation(np.flatnonzero(scales[:-1] == CROWD[0]))
     some = np.sort(np.concatenate([others, alone, [size - 1]])[-count:])
+    scales[others[: max(0, len(others) + len(alone) + 1 - count - SPARE)]] = LONELY
     scales[some] = CROWD[1]
     scales[some[: best // 2]] = scales[some[best // 2 - best :]] = BEST
 
