@@ -23,6 +23,7 @@ SWIZZLE = 128  # bytes of a row of an operand of tcgen05, which has blocks of co
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
 HALF, PAIRS = "half", "pairs"
 ONE, TWO = "one", "two"
+MMA_SYNC, WGMMA = "mma_sync", "wgmma"
 BLOCK_PITCH = UNIT * ELEMENT + PAD  # bytes between rows of a 16 x 16 block of 16-bit elements
 BLOCK_BYTES = UNIT * BLOCK_PITCH
 NEAR_PITCH = (UNIT + 4) * 4  # and of one in float32
@@ -59,6 +60,11 @@ def main_warps(f: Fields) -> Any:
 
 def warps(f: Fields) -> Any:
     return main_warps(f) + f.helpers
+
+
+def by_wgmma(f: Fields) -> Any:
+    """Whether sm_90a multiplies with a state by wgmma."""
+    return f.get("products", MMA_SYNC) == WGMMA
 
 
 def by_tcgen05(f: Fields, problem: Problem, device: Device) -> Any:
@@ -158,7 +164,8 @@ def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     rest = np.where(f.get("kernels", ONE) == ONE, one, if_two)
     ring, pads = f.stages * f.chunk * 2 * key_pitch(problem), f.stages * f.chunk * 2 * PAD
     aligned = -(-(rest + BARRIERS) // TILE_ALIGN) * TILE_ALIGN
-    return ring + np.where(by_tcgen05(f, problem, device), aligned - pads, rest)
+    swizzled = by_tcgen05(f, problem, device) | by_wgmma(f)
+    return ring + np.where(swizzled, aligned - pads, rest)
 
 
 def registers(f: Fields, problem: Problem, device: Device) -> Any:

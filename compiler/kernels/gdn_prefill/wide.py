@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from ptxflow.compiler.family import Decision, Wide
 from ptxflow.compiler.kernels.gdn_prefill import decisions as listed
-from ptxflow.compiler.kernels.gdn_prefill.decisions import ONE, TWO
+from ptxflow.compiler.kernels.gdn_prefill.decisions import MMA_SYNC, ONE, TWO, WGMMA
 
 DECISIONS = (
     Decision("kernels", (ONE, TWO), "two: the first relates the tokens of all chunks at once"),
+    Decision("products", (MMA_SYNC, WGMMA), "with a state: by a warp, or 64 rows of four warps"),
 )
 
 #: shared memory and registers
