@@ -53,6 +53,10 @@ DECISIONS = (
 )
 
 
+#: registers of main warps and helpers that share an SM's: of 8 + 4 warps, and of twice 4 + 4
+SPLIT = {8: (208, 88), 4: (192, 64)}
+
+
 def main_warps(f: Fields) -> Any:
     """Warps that hold the state."""
     return f.rows // (UNIT * f.row_tiles)
@@ -182,6 +186,7 @@ def registers(f: Fields, problem: Problem, device: Device) -> Any:
         by_state = f.row_tiles * (problem["head_size"] / 2 + f.chunk) + 32 + kept(f)
         by_state = by_state + 32 * ((f.chunk == 64) & (problem["head_size"] == 256))
         found = np.where(by_tcgen05(f, problem, device), by_state, found)
+    found = np.where(by_wgmma(f), wgmma_registers(f, problem, 2), found)
     return np.asarray(found).astype(int)
 
 
@@ -193,15 +198,53 @@ def kept(f: Fields) -> Any:
     return more * (f.get("kernels", ONE) == ONE)
 
 
-def register_limit(f: Fields, device: Device) -> Any:
+def wgmma_registers(f: Fields, problem: Problem, turns: int) -> Any:
+    """Registers that a main warp cannot do without where wgmma is given a tile's state in so many
+    turns, fitted to where ptxas begins to spill."""
+    size, terms = problem["head_size"], parts(f, "operands")
+    found = f.row_tiles * (size / 2 + f.chunk) + size / 4 / turns * terms + 62 - 8 * turns
+    return found + f.chunk / 4 * (terms - 1)
+
+
+def turns(f: Fields, problem: Problem, device: Device) -> Any:
+    """In how many wgmma is given the state: one has less latency, two take fewer registers."""
+    return 2 - (wgmma_registers(f, problem, 1) <= main_registers(f, problem, device))
+
+
+def wgmma_ctas(f: Fields, problem: Problem, device: Device) -> Any:
+    """CTAs by wgmma that an SM is to hold."""
+    smem = smem_bytes(f, problem, device) + device.smem_reserved
+    few = (f.helpers <= 2) & (wgmma_registers(f, problem, 2) <= device.register_share(384))
+    split = (f.helpers == 4) & (wgmma_registers(f, problem, 2) <= SPLIT[4][0])
+    return 1 + ((2 * smem <= device.smem_per_sm) & (main_warps(f) == 4) & (few | split))
+
+
+def splits(f: Fields, problem: Problem, device: Device) -> Any:
+    """Whether helpers by wgmma leave registers to main warps."""
+    return (f.helpers == 4) & ((main_warps(f) == 8) | (wgmma_ctas(f, problem, device) == 2))
+
+
+def main_registers(f: Fields, problem: Problem, device: Device) -> Any:
+    """Registers that a main warp by wgmma may have."""
+    quarter = -(-warps(f) * wgmma_ctas(f, problem, device) // 4)
+    even = device.register_share(4 * WARP * quarter)
+    split = np.where(main_warps(f) == 8, SPLIT[8][0], SPLIT[4][0])
+    return np.where(splits(f, problem, device), split, even)
+
+
+def register_limit(f: Fields, problem: Problem, device: Device) -> Any:
     quarter = -(-warps(f) // 4)  # of the SM's registers, which so many warps share
-    return device.register_share(4 * WARP * quarter)
+    even = device.register_share(4 * WARP * quarter)
+    return np.where(by_wgmma(f), main_registers(f, problem, device), even)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; ptxas takes registers that it could do without."""
-    held = np.minimum(HOARD * registers(f, problem, device), register_limit(f, device)).astype(int)
+    limit = register_limit(f, problem, device)
+    held = np.minimum(HOARD * registers(f, problem, device), limit).astype(int)
     held = -(-held // 8) * 8
+    launched = device.register_share(WARP * warps(f) * wgmma_ctas(f, problem, device))
+    held = np.where(by_wgmma(f), launched, held)
     smem, threads = smem_bytes(f, problem, device), WARP * warps(f)
     tmem = tmem_columns(f, problem) * by_tcgen05(f, problem, device)
     resident = device.resident_blocks(smem, held, threads, tmem)
@@ -237,6 +280,6 @@ RULES = (
     rule(
         "states and sums exceed the registers of a thread",
         "chunk rows row_tiles helpers operands solve solve_block",
-        lambda f, p, d: registers(f, p, d) <= register_limit(f, d),
+        lambda f, p, d: registers(f, p, d) <= register_limit(f, p, d),
     ),
 )
