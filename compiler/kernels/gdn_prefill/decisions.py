@@ -54,7 +54,7 @@ DECISIONS = (
 
 
 #: registers of main warps and helpers that share an SM's: of 8 + 4 warps, and of twice 4 + 4
-SPLIT = {8: (208, 88), 4: (192, 64)}
+SPLIT = {8: (216, 72), 4: (192, 64)}
 
 
 def main_warps(f: Fields) -> Any:
@@ -186,7 +186,6 @@ def registers(f: Fields, problem: Problem, device: Device) -> Any:
         by_state = f.row_tiles * (problem["head_size"] / 2 + f.chunk) + 32 + kept(f)
         by_state = by_state + 32 * ((f.chunk == 64) & (problem["head_size"] == 256))
         found = np.where(by_tcgen05(f, problem, device), by_state, found)
-    found = np.where(by_wgmma(f), wgmma_registers(f, problem, 2), found)
     return np.asarray(found).astype(int)
 
 
@@ -202,7 +201,7 @@ def wgmma_registers(f: Fields, problem: Problem, turns: int) -> Any:
     """Registers that a main warp cannot do without where wgmma is given a tile's state in so many
     turns, fitted to where ptxas begins to spill."""
     size, terms = problem["head_size"], parts(f, "operands")
-    found = f.row_tiles * (size / 2 + f.chunk) + size / 4 / turns * terms + 62 - 8 * turns
+    found = f.row_tiles * (size / 2 + f.chunk) + size / 4 / turns * terms + 67 - 10 * turns
     return found + f.chunk / 4 * (terms - 1)
 
 
@@ -232,16 +231,23 @@ def main_registers(f: Fields, problem: Problem, device: Device) -> Any:
     return np.where(splits(f, problem, device), split, even)
 
 
-def register_limit(f: Fields, problem: Problem, device: Device) -> Any:
+def register_limit(f: Fields, device: Device) -> Any:
     quarter = -(-warps(f) // 4)  # of the SM's registers, which so many warps share
-    even = device.register_share(4 * WARP * quarter)
-    return np.where(by_wgmma(f), main_registers(f, problem, device), even)
+    return device.register_share(4 * WARP * quarter)
+
+
+def suffice(f: Fields, problem: Problem, device: Device) -> Any:
+    """Whether registers do."""
+    by_mma = registers(f, problem, device) <= register_limit(f, device)
+    if by_wgmma(f) is False:
+        return by_mma
+    needed = wgmma_registers(f, problem, 2)
+    return np.where(by_wgmma(f), needed <= main_registers(f, problem, device), by_mma)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; ptxas takes registers that it could do without."""
-    limit = register_limit(f, problem, device)
-    held = np.minimum(HOARD * registers(f, problem, device), limit).astype(int)
+    held = np.minimum(HOARD * registers(f, problem, device), register_limit(f, device)).astype(int)
     held = -(-held // 8) * 8
     launched = device.register_share(WARP * warps(f) * wgmma_ctas(f, problem, device))
     held = np.where(by_wgmma(f), launched, held)
@@ -280,6 +286,6 @@ RULES = (
     rule(
         "states and sums exceed the registers of a thread",
         "chunk rows row_tiles helpers operands solve solve_block",
-        lambda f, p, d: registers(f, p, d) <= register_limit(f, p, d),
+        suffice,
     ),
 )

@@ -23,10 +23,9 @@ def _whole(f: Fields, p: Problem, d: Device) -> Any:
     return (not d.has_tmem) & np.isin(listed.main_warps(f), tuple(listed.SPLIT))
 
 
-#: shared memory and registers
-_RESOURCES = tuple(replace(r, reads=(*r.reads, "kernels", "products")) for r in listed.RULES[-2:])
+_MORE = "stages", "kernels", "products"
 RULES = (
-    *_RESOURCES,
+    *(replace(r, reads=tuple({*r.reads, *_MORE})) for r in listed.RULES[-2:]),
     rule(
         "wgmma is of sm_90a, and of four or eight main warps",
         "rows row_tiles products",
