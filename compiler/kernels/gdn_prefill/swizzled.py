@@ -6,9 +6,9 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import slot, smem
-from ptxflow.compiler.ir.nodes import LANE, Scalar, Slot, Storage, Value
+from ptxflow.compiler.ir.nodes import LANE, Scalar, Storage, Value
 from ptxflow.compiler.kernels.gdn_prefill import decisions
-from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import Rows, Stream
+from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import Place, Rows, Stream
 from ptxflow.compiler.kernels.gdn_prefill.decisions import SWIZZLE, UNIT
 from ptxflow.compiler.kernels.gdn_prefill.kernel import Kernel
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
@@ -35,18 +35,19 @@ class Swizzled(Kernel):
         ]
         return [*out, super()._streams()[2]]
 
-    def _ring_place(self, n: Scalar, stream: Stream, number: int) -> tuple[Slot, Value]:
+    def _ring_place(self, n: Scalar, stream: Stream, number: int) -> Place:
         if stream.ring is self.v:
             return super()._ring_place(n, stream, number)
         span = decisions.WARP // stream.across
-        first = (self.index + number * self.helpers) * span
-        offset = first * SWIZZLE + stream.block * self.tile.block_bytes
+        later = number * self.helpers * span
+        offset = self.index * span * SWIZZLE + (
+            later * SWIZZLE + stream.block * self.tile.block_bytes
+        )
         rows = slot(stream.ring, n % self.stages, offset, span * SWIZZLE)
-        return rows, (LANE << 4) ^ (((first + LANE // stream.across) & 7) << 4)
+        line = self.index * span + LANE // stream.across + later % 8
+        return rows, (LANE << 4) ^ ((line & 7) << 4)
 
-    def token_block(
-        self, storage: Storage, n: Value, unit: Scalar, rows: Rows, step: int
-    ) -> tuple[Slot, Value]:
+    def token_block(self, storage: Storage, n: Value, unit: Scalar, rows: Rows, step: int) -> Place:
         block, step = divmod(step, WIDE // UNIT)
         first = unit * (UNIT * SWIZZLE) + block * self.tile.block_bytes
         place = slot(storage, n % self.stages, first, UNIT * SWIZZLE)
