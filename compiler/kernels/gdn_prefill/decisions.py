@@ -53,8 +53,8 @@ DECISIONS = (
 )
 
 
-#: registers of main warps and helpers that share an SM's: of 8 + 4 warps, and of twice 4 + 4
-SPLIT = {8: (216, 72), 4: (192, 64)}
+#: registers of 8 main warps and 4 helpers that wgmma
+SPLIT = 216, 72
 
 
 def main_warps(f: Fields) -> Any:
@@ -198,37 +198,25 @@ def kept(f: Fields) -> Any:
 
 
 def wgmma_registers(f: Fields, problem: Problem, turns: int) -> Any:
-    """Registers that a main warp cannot do without where wgmma is given a tile's state in so many
-    turns, fitted to where ptxas begins to spill."""
+    """Registers that a main warp cannot do without where wgmma is given the state in so many turns,
+    fitted to where ptxas begins to spill."""
     size, terms = problem["head_size"], parts(f, "operands")
-    found = f.row_tiles * (size / 2 + f.chunk) + size / 4 / turns * terms + 67 - 10 * turns
-    return found + f.chunk / 4 * (terms - 1)
+    return size / 2 + f.chunk + (size / turns + f.chunk) / 4 * terms + 50
 
 
 def turns(f: Fields, problem: Problem, device: Device) -> Any:
     """In how many wgmma is given the state: one has less latency, two take fewer registers."""
-    return 2 - (wgmma_registers(f, problem, 1) <= main_registers(f, problem, device))
+    return 2 - (wgmma_registers(f, problem, 1) <= main_registers(f, device))
 
 
-def wgmma_ctas(f: Fields, problem: Problem, device: Device) -> Any:
-    """CTAs by wgmma that an SM is to hold."""
-    smem = smem_bytes(f, problem, device) + device.smem_reserved
-    few = (f.helpers <= 2) & (wgmma_registers(f, problem, 2) <= device.register_share(384))
-    split = (f.helpers == 4) & (wgmma_registers(f, problem, 2) <= SPLIT[4][0])
-    return 1 + ((2 * smem <= device.smem_per_sm) & (main_warps(f) == 4) & (few | split))
+def splits(f: Fields) -> Any:
+    """Whether helpers leave registers to main warps."""
+    return by_wgmma(f) & (f.helpers == 4) & (main_warps(f) == 8)
 
 
-def splits(f: Fields, problem: Problem, device: Device) -> Any:
-    """Whether helpers by wgmma leave registers to main warps."""
-    return (f.helpers == 4) & ((main_warps(f) == 8) | (wgmma_ctas(f, problem, device) == 2))
-
-
-def main_registers(f: Fields, problem: Problem, device: Device) -> Any:
-    """Registers that a main warp by wgmma may have."""
-    quarter = -(-warps(f) * wgmma_ctas(f, problem, device) // 4)
-    even = device.register_share(4 * WARP * quarter)
-    split = np.where(main_warps(f) == 8, SPLIT[8][0], SPLIT[4][0])
-    return np.where(splits(f, problem, device), split, even)
+def main_registers(f: Fields, device: Device) -> Any:
+    """Registers that a main warp may have."""
+    return np.where(splits(f), SPLIT[0], register_limit(f, device))
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -242,15 +230,14 @@ def suffice(f: Fields, problem: Problem, device: Device) -> Any:
     if by_wgmma(f) is False:
         return by_mma
     needed = wgmma_registers(f, problem, 2)
-    return np.where(by_wgmma(f), needed <= main_registers(f, problem, device), by_mma)
+    return np.where(by_wgmma(f), needed <= main_registers(f, device), by_mma)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; ptxas takes registers that it could do without."""
     held = np.minimum(HOARD * registers(f, problem, device), register_limit(f, device)).astype(int)
     held = -(-held // 8) * 8
-    launched = device.register_share(WARP * warps(f) * wgmma_ctas(f, problem, device))
-    held = np.where(by_wgmma(f), launched, held)
+    held = np.where(by_wgmma(f), register_limit(f, device), held)
     smem, threads = smem_bytes(f, problem, device), WARP * warps(f)
     tmem = tmem_columns(f, problem) * by_tcgen05(f, problem, device)
     resident = device.resident_blocks(smem, held, threads, tmem)

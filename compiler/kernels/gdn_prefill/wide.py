@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Decision, Fields, Problem, Wide, rule
 from ptxflow.compiler.kernels.gdn_prefill import decisions as listed
@@ -19,15 +17,15 @@ DECISIONS = (
 
 
 def _whole(f: Fields, p: Problem, d: Device) -> Any:
-    """Whether main warps are one or two warpgroups, of a device with wgmma."""
-    return (not d.has_tmem) & np.isin(listed.main_warps(f), tuple(listed.SPLIT))
+    """Whether main warps have 16 rows each of 64 or 128, on a device with wgmma."""
+    return (not d.has_tmem) & (f.rows >= 64) & (f.row_tiles == 1)
 
 
 _MORE = "stages", "kernels", "products"
 RULES = (
     *(replace(r, reads=tuple({*r.reads, *_MORE})) for r in listed.RULES[-2:]),
     rule(
-        "wgmma is of sm_90a, and of four or eight main warps",
+        "wgmma is of sm_90a, and of 64 or 128 rows, 16 to a warp",
         "rows row_tiles products",
         lambda f, p, d: (f.products == MMA_SYNC) | _whole(f, p, d),
     ),
