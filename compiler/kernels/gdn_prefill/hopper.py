@@ -54,7 +54,7 @@ class Hopper(Swizzled):
 
     def _by_updates(self, n: Value, leaving: Terms) -> None:
         """X^T K, added to the state."""
-        emit(at.wgmma_fence())
+        emit(at.wgmma_wait(pending=0), at.wgmma_fence())
         for unit in range(self.units):
             b = rows_along_k(self.tile, self.k, n % self.stages, unit * UNIT, 0, self.size // WIDE)
             for a in leaving[0, unit]:
@@ -69,12 +69,12 @@ class Hopper(Swizzled):
             self._by_state(n, turn, pull, read)
         before = n.min(1)
         self._put_outputs(n - before, self.end * before)
-        emit(at.wgmma_wait(pending=1))
+        emit(at.warp_sync(), at.wgmma_wait(pending=1))
         self._decay(n)
         self._differences(n, [pull])
-        emit(at.wgmma_wait(pending=0))
         updates, leaving = self._solve_updates(n, [pull])
         self._by_updates(n, leaving)
+        emit(at.warp_sync())
         self._outputs(n, [read], updates)
         emit(at.wgmma_wait(pending=0))
 
