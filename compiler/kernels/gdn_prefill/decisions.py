@@ -53,8 +53,8 @@ DECISIONS = (
 )
 
 
-#: registers of 8 main warps and 4 helpers that wgmma
-SPLIT = 216, 72
+#: of so many main warps and helpers that multiply by wgmma, the registers
+SPLIT = {(8, 4): (216, 72), (8, 8): (184, 72), (4, 8): (240, 128)}
 
 
 def main_warps(f: Fields) -> Any:
@@ -201,7 +201,9 @@ def wgmma_registers(f: Fields, problem: Problem, turns: int) -> Any:
     """Registers that a main warp cannot do without where wgmma is given the state in so many turns,
     fitted to where ptxas begins to spill."""
     size, terms = problem["head_size"], parts(f, "operands")
-    return size / 2 + f.chunk + (size / turns + f.chunk) / 4 * terms + 50
+    more = 12 * ((f.chunk == 32) & (terms == 1)) + 26 * ((f.chunk == 64) & (terms == 2))
+    more = more + 72 - 22 * turns
+    return size / 2 + f.chunk + (size / turns + f.chunk) / 4 * terms + more
 
 
 def turns(f: Fields, problem: Problem, device: Device) -> Any:
@@ -209,14 +211,18 @@ def turns(f: Fields, problem: Problem, device: Device) -> Any:
     return 2 - (wgmma_registers(f, problem, 1) <= main_registers(f, device))
 
 
-def splits(f: Fields) -> Any:
-    """Whether helpers leave registers to main warps."""
-    return by_wgmma(f) & (f.helpers == 4) & (main_warps(f) == 8)
-
-
 def main_registers(f: Fields, device: Device) -> Any:
-    """Registers that a main warp may have."""
-    return np.where(splits(f), SPLIT[0], register_limit(f, device))
+    """Registers that a main warp by wgmma may have: helpers may leave it some of theirs."""
+    found = register_limit(f, device)
+    for (mains, helpers), (most, _) in SPLIT.items():
+        found = np.where((main_warps(f) == mains) & (f.helpers == helpers), most, found)
+    return found
+
+
+def left(f: Fields) -> Any:
+    """Whether what is left suffices helpers: one that solves has a column in registers."""
+    few = (main_warps(f) == 8) & (f.helpers >= 4) & (f.solve_block == 2 * UNIT)
+    return np.logical_not(few & (f.get("kernels", ONE) == ONE))
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -230,7 +236,8 @@ def suffice(f: Fields, problem: Problem, device: Device) -> Any:
     if by_wgmma(f) is False:
         return by_mma
     needed = wgmma_registers(f, problem, 2)
-    return np.where(by_wgmma(f), needed <= main_registers(f, device), by_mma)
+    enough = (needed <= main_registers(f, device)) & left(f)
+    return np.where(by_wgmma(f), enough, by_mma)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:

@@ -33,7 +33,7 @@ class Hopper(Swizzled):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.turns = int(decisions.turns(s.fields(), problem, device))
-        split = decisions.SPLIT if decisions.splits(s.fields()) else (0, 0)
+        split = decisions.SPLIT.get((self.mains, self.helpers), (0, 0))
         self.main_registers, self.helper_registers = split
         self.outputs = [self.r.uint32(width=QUAD) for _ in range(self.units)]
 

@@ -11,6 +11,7 @@ from ptxflow.compiler.kernels.gdn_prefill import decisions as listed
 from ptxflow.compiler.kernels.gdn_prefill.decisions import MMA_SYNC, ONE, TWO, WGMMA
 
 DECISIONS = (
+    Decision("helpers", (1, 2, 3, 4, 6, 8), "warps that copy chunks and relate their tokens"),
     Decision("kernels", (ONE, TWO), "two: the first relates the tokens of all chunks at once"),
     Decision("products", (MMA_SYNC, WGMMA), "with a state: by a warp, or 64 rows of four warps"),
 )
