@@ -75,12 +75,29 @@ TCGEN05 = {
     ),
     "tcgen05, 64 rows of 256": (256, strategy(rows=64, kernels="two")),
 }
+#: by wgmma, likewise
+WGMMA = {
+    "wgmma": (128, strategy(chunk=64, rows=64, helpers=8, stages=3, products="wgmma")),
+    "wgmma, the state in two turns": (
+        128,
+        strategy(chunk=64, rows=128, helpers=4, stages=3, kernels="two", products="wgmma"),
+    ),
+    "wgmma, in pairs": (
+        64,
+        strategy(chunk=32, rows=64, helpers=2, operands="pairs", solve="pairs", products="wgmma"),
+    ),
+    "wgmma, blocks of two units": (
+        256,
+        strategy(chunk=32, rows=64, solve_block=32, kernels="two", products="wgmma"),
+    ),
+}
 _QUICK = (
     "sm_90a: one block",
     "sm_90a: one block, in pairs",
     "sm_90a: two tiles a warp",
     "sm_90a: two kernels",
     "sm_100a: tcgen05, 64 rows",
+    "sm_90a: wgmma",
 )
 _AXES = {"total_seq_len": 9, "num_seqs": 2, "len_cu_seqlens": 3}
 _bad = altering(definition(), _AXES)
@@ -114,8 +131,10 @@ ROW = Row(
         *(Case(n, d, s, problem(), problem(), (0,)) for d in BOTH for n, s in PATHS.items()),
         *(Case(n, B200, s, problem(size=size), problem(100, 2, size, 1, 1), (0,))
           for n, (size, s) in TCGEN05.items()),
+        *(Case(n, H200, s, problem(size=size), problem(100, 2, size, 1, 1), (0,))
+          for n, (size, s) in WGMMA.items()),
     ),
-    quick={"machine": _QUICK, "emulator": (_QUICK[0], _QUICK[-1])},
+    quick={"machine": _QUICK, "emulator": (_QUICK[0], *_QUICK[-2:])},
     sizes=(
         Size(problem(6, 1, 128, 16, 32), 1000, holds=_choices),
         *(Size(problem(8192, n, 128, 16, 32), 1000, near=0.05, spread=0.5, holds=_choices)
@@ -136,6 +155,9 @@ ROW = Row(
         _refused("most helpers have blocks of tokens to relate", helpers=3),
         _refused("the shared memory", 128, chunk=64, rows=128, stages=4, operands="pairs"),
         _refused("exceed the registers of a thread", 128, chunk=64, rows=128, helpers=4),
+        _refused("of 64 or 128 rows, 16 to a warp", products="wgmma"),
+        _refused("exceed the registers of a thread", 128, chunk=32, rows=128, helpers=6,
+                 products="wgmma"),
     ),
     bad=(
         Bad(definition(), {}, "axis total_seq_len is not given"),
@@ -159,6 +181,7 @@ ROW = Row(
         Ordered("one block", problem(), strategy(), kept=3,
                 others=lambda node: not _in_place(node)),
         Ordered("tcgen05", problem(), TCGEN05["tcgen05, 64 rows"][1], B200),
+        Ordered("wgmma", problem(), WGMMA["wgmma, in pairs"][1], slow=True),
     ),
     planted=(
         Planted(
@@ -186,6 +209,12 @@ ROW = Row(
                 ),
             },
             device=B200,
+        ),
+        Planted(
+            "wgmma", problem(40, 2), WGMMA["wgmma, in pairs"][1],
+            {
+                "outputs of the chunk before": ("PLACEHOLDER", "X"),
+            },
         ),
     ),
     sampled=tuple(

@@ -201,8 +201,8 @@ def wgmma_registers(f: Fields, problem: Problem, turns: int) -> Any:
     """Registers that a main warp cannot do without where wgmma is given the state in so many turns,
     fitted to where ptxas begins to spill."""
     size, terms = problem["head_size"], parts(f, "operands")
-    more = 12 * ((f.chunk == 32) & (terms == 1)) + 26 * ((f.chunk == 64) & (terms == 2))
-    more = more + 72 - 22 * turns
+    more = 16 * (f.chunk == 32) + 26 * ((f.chunk == 64) & (terms == 2))
+    more = more + 8 * (f.solve == PAIRS) + 68 - 22 * turns
     return size / 2 + f.chunk + (size / turns + f.chunk) / 4 * terms + more
 
 

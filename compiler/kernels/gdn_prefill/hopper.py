@@ -92,7 +92,7 @@ class Hopper(Swizzled):
 
     def _put_outputs(self, n: Value, end: Value) -> None:
         for unit, kept in enumerate(self.outputs):
-            self._put(n, 0, unit, [kept[i] for i in range(QUAD)], end)
+            self._leave(n, 0, unit, [kept[i] for i in range(QUAD)], end)
 
     def _no_outputs(self) -> None:
         """What the first chunk finds, and does not store."""

@@ -205,14 +205,14 @@ class Kernel(ChunkWarps):
 
     def _store(self, n: Value, t: int, unit: int, sums: Float32) -> None:
         """Outputs of 16 tokens."""
-        self._put(n, t, unit, self._turn(sums), self.end)
+        self._leave(n, t, unit, self._turn(sums), self.end)
 
     def _turn(self, sums: Float32) -> list[UInt32]:
         """Two rows of a token become neighbours, 8 x 8 at a time."""
         halves = [sums[h * QUAD : (h + 1) * QUAD].pack(self.dtype) for h in range(2)]
         return [packed[half].apply(at.movmatrix) for packed in halves for half in range(2)]
 
-    def _put(self, n: Value, t: int, unit: int, turned: list[UInt32], end: Value) -> None:
+    def _leave(self, n: Value, t: int, unit: int, turned: list[UInt32], end: Value) -> None:
         """Outputs of 16 tokens, those before an end: two rows of each leave together."""
         head = self.place[1]
         for h in range(2):
