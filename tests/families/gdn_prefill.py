@@ -213,7 +213,11 @@ ROW = Row(
         Planted(
             "wgmma", problem(40, 2), WGMMA["wgmma, in pairs"][1],
             {
-                "outputs of the chunk before": ("PLACEHOLDER", "X"),
+                "a state's first term twice": ("{%t16_0,", "{%t15_0,"),
+                "an update's, too": ("{%t89_0,", "{%t88_0,"),
+                "keys of other chunks": (
+                    re.compile(r"xor.b32 (\S+ \S+), \S+;"), r"xor.b32 \1, 0;"
+                ),
             },
         ),
     ),

@@ -167,9 +167,9 @@ def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     one = one + f.stages * f.chunk * value_pitch(f)
     rest = np.where(f.get("kernels", ONE) == ONE, one, if_two)
     ring, pads = f.stages * f.chunk * 2 * key_pitch(problem), f.stages * f.chunk * 2 * PAD
-    aligned = -(-(rest + BARRIERS) // TILE_ALIGN) * TILE_ALIGN
-    swizzled = by_tcgen05(f, problem, device) | by_wgmma(f)
-    return ring + np.where(swizzled, aligned - pads, rest)
+    by_one_thread = by_tcgen05(f, problem, device)
+    aligned = -(-(rest + BARRIERS * by_one_thread) // TILE_ALIGN) * TILE_ALIGN
+    return ring + np.where(by_one_thread | by_wgmma(f), aligned - pads, rest)
 
 
 def registers(f: Fields, problem: Problem, device: Device) -> Any:
