@@ -145,13 +145,15 @@ def relating_warps(f: Fields) -> Any:
     return blocks(f) + (f.chunk <= 2 * UNIT)
 
 
+def relating_ctas(f: Fields) -> Any:
+    """That an SM's registers are to have room for."""
+    return 1 + 2 * (f.chunk == 64)
+
+
 def relating_bytes(f: Fields, problem: Problem) -> Any:
     """Of the layout of `packets.Relate`."""
-    handed = blocks(f) * BLOCK_BYTES * parts(f, "operands")
-    handed = handed + np.where(far(f), blocks(f) * BLOCK_BYTES * parts(f, "solve"), 0)
-    solved = solves(f) * square(f)
-    handed = handed + solved * (BLOCK_BYTES * parts(f, "solve") + NEAR_BYTES)
-    of_head = GATES * gate_bytes(f) + handed
+    solved = solves(f) * square(f) * (BLOCK_BYTES * parts(f, "solve") + NEAR_BYTES)
+    of_head = GATES * gate_bytes(f) + solved
     return 2 * f.chunk * key_pitch(problem) + heads_each(problem) * of_head
 
 
