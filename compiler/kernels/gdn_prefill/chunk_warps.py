@@ -106,8 +106,8 @@ class ChunkWarps(Shape):
 
     def before(self) -> None:
         """What comes before the first chunk."""
-        self._begin(0)
         self._first_copies()
+        self._begin(0)
 
     def _first_copies(self) -> None:
         for n in range(self.stages - 2):
