@@ -54,7 +54,7 @@ DECISIONS = (
 
 
 #: of so many main warps and helpers that multiply by wgmma, the registers
-SPLIT = {(8, 4): (216, 72), (8, 8): (184, 72), (4, 8): (240, 128)}
+SPLIT = {(8, 4): (216, 72)}
 
 
 def main_warps(f: Fields) -> Any:
@@ -203,9 +203,9 @@ def wgmma_registers(f: Fields, problem: Problem, turns: int) -> Any:
     """Registers that a main warp cannot do without where wgmma is given the state in so many turns,
     fitted to where ptxas begins to spill."""
     size, terms = problem["head_size"], parts(f, "operands")
-    more = 16 * (f.chunk == 32) + 26 * ((f.chunk == 64) & (terms == 2))
+    more = 16 * ((f.chunk == 32) & (f.row_tiles == 1)) + 26 * ((f.chunk == 64) & (terms == 2))
     more = more + 8 * (f.solve == PAIRS) + 68 - 22 * turns
-    return size / 2 + f.chunk + (size / turns + f.chunk) / 4 * terms + more
+    return f.row_tiles * (size / 2 + f.chunk) + (size / turns + f.chunk) / 4 * terms + more
 
 
 def turns(f: Fields, problem: Problem, device: Device) -> Any:

@@ -12,38 +12,99 @@ from dataclasses import replace
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import KernelInfo, Role, loop, role, when
-from ptxflow.compiler.ir.nodes import LANE, Statement, Value, const, var
+from ptxflow.compiler.ir import KernelInfo, Role, loop, part, role, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Slot, Statement, Value, const, var
 from ptxflow.compiler.kernels.gdn_prefill import decisions
 from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Terms
 from ptxflow.compiler.kernels.gdn_prefill.packets import Carry
+from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT, STATE_BYTES
 from ptxflow.compiler.kernels.gdn_prefill.shape import Gate
 from ptxflow.compiler.kernels.gdn_prefill.swizzled import WIDE, Swizzled
 from ptxflow.compiler.lower import finish
-from ptxflow.compiler.tile.operands import QUAD, k_major, rows_along_k, wgmma
+from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, k_major, rows_along_k, wgmma
+from ptxflow.compiler.tile.tensors import Place, store_global
 from ptxflow.compiler.tile.values import Float32, emit, traced
 
 HANDING = 2  # the named barrier of all warps
 
 
 class Hopper(Swizzled):
-    """The only kernel. It stores outputs of a chunk while it multiplies the next."""
+    """The only kernel."""
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.turns = int(decisions.turns(s.fields(), problem, device))
         split = decisions.SPLIT.get((self.mains, self.helpers), (0, 0))
         self.main_registers, self.helper_registers = split
-        self.outputs = [self.r.uint32(width=QUAD) for _ in range(self.units)]
+        self.span, self.neighbours = UNIT * len(self.tiles), 2 * len(self.tiles)
+        self.packed = [self.r.uint32(width=len(self.tiles)) for _ in range(QUAD)]
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    @property
+    def _rows(self) -> Value:
+        """The first row of the warp's, of a head's state. A lane has neighbours: of each tile of
+        the warp two, that are eight apart in its wgmma."""
+        return self.place[2] + WARP * self.span
+
+    def _state_rows(self, t: int) -> list[tuple[Slot, Value, Place, dict[str, int]]]:
+        sequence, head, _ = self.place
+        first = (sequence * self.value_heads + head) * self.size + self._rows
+        out = list[tuple[Slot, Value, Place, dict[str, int]]]()
+        for half in range(2):
+            index = (first + ROW * self.neighbours + (2 * t + half)) * self.size + COLUMN
+            for n in range(self.size // 8):
+                held = part(self.state[t].slot, n * QUAD + 2 * half, 2)
+                attrs = {"element": STATE_BYTES, "offset": n * 8 * STATE_BYTES}
+                out.append((held, index, (first, n * 8, self.span, 8), attrs))
+        return out
+
+    def _differences(self, n: Value, pull: list[Float32]) -> None:
+        for unit in range(self.units):
+            beta, factor = (self._factors(n, which, unit) for which in (Gate.BETA, Gate.PULL))
+            for h in range(2):
+                columns = [self._values(n, unit, 8 * h + c) for c in range(2)]
+                for t in self.tiles:
+                    v = self.r.float32(QUAD)
+                    for i in range(QUAD):
+                        v[i].set(columns[i % 2][2 * t + i // 2])
+                    sums = self._unit(pull[t], unit)[h * QUAD : (h + 1) * QUAD]
+                    v = v * beta[h]
+                    emit(at.fma_f32(sums.slot, sums.slot, factor[h].slot, v.slot))
+
+    def _values(self, n: Value, unit: int, token: int) -> Float32:
+        """Of a token of 16 and others, those of the lane's rows."""
+        raw = self.r.uint32(width=len(self.tiles))
+        row = ROW * (self.neighbours * ELEMENT) + WARP * (self.span * ELEMENT)
+        place = self.token_rows(self.v, n, unit)
+        emit(at.ld_shared(raw.slot, place, (COLUMN + token) * self.value_pitch + row))
+        return raw.unpack(self.dtype)
+
+    def _store(self, n: Value, t: int, unit: int, sums: Float32) -> None:
+        """Outputs of 16 tokens, where there are those of the warp's last tile: a lane's rows."""
+        for i, packed in enumerate(self.packed):
+            pair, (h, c) = self.r.float32(2), divmod(i, 2)
+            for row in range(2):
+                pair[row].set(sums[h * QUAD + 2 * row + c])
+            pair.pack(self.dtype, packed[t])
+        if t < self.tiles[-1]:
+            return
+        column, count = self.place[1] * self.size + self._rows, self.neighbours
+        for i, packed in enumerate(self.packed):
+            first = self.first(n) + (unit * UNIT + i // 2 * 8)
+            token, place = first + COLUMN + i % 2, (first, column, 8, self.span)
+            index = token * (self.value_heads * self.size // count) + (column // count + ROW)
+            inside, element = token < self.end, ELEMENT * count
+            emit(store_global("output", index, packed.slot, place, inside, element=element))
 
     # -- multiplying ---------------------------------------------------------------------------
 
-    def _by_state(self, n: Value, turn: int, pull: Float32, read: Float32) -> None:
-        """S K^T and S Q^T along the keys of a turn, a group each."""
+    def _by_state(self, n: Value, t: int, turn: int, pull: Float32, read: Float32) -> None:
+        """S K^T and S Q^T of a tile along the keys of a turn, a group each."""
         each = self.steps // self.turns
         steps = range(turn * each, (turn + 1) * each)
-        operands = {i: self.terms(self._unit(self.state[0], i), self.parts) for i in steps}
+        operands = {i: self.terms(self._unit(self.state[t], i), self.parts) for i in steps}
         emit(at.wgmma_fence())
         for ring, sums in ((self.k, pull), (self.q, read)):
             for step, terms in operands.items():
@@ -52,52 +113,42 @@ class Hopper(Swizzled):
                     emit(wgmma(sums.slot, a.slot, b, int(step + p > 0), self.operand))
             emit(at.wgmma_commit())
 
+    def _multiply_state(self, n: Value) -> list[list[Float32]]:
+        """S K^T; S Q^T of the last tile may be on its way."""
+        pull, read = ([self.r.float32(self.chunk // 2) for _ in self.tiles] for _ in range(2))
+        rounds = [(t, turn) for t in self.tiles for turn in range(self.turns)]
+        for t, turn in rounds:
+            self._by_state(n, t, turn, pull[t], read[t])
+            emit(at.wgmma_wait(pending=int((t, turn) == rounds[-1])))
+        return [pull, read]
+
     def _by_updates(self, n: Value, leaving: Terms) -> None:
         """X^T K, added to the state."""
         emit(at.wgmma_wait(pending=0), at.wgmma_fence())
         for unit in range(self.units):
             b = rows_along_k(self.tile, self.k, n % self.stages, unit * UNIT, 0, self.size // WIDE)
-            for a in leaving[0, unit]:
-                emit(wgmma(self.state[0].slot, a.slot, b, 1, self.operand))
+            for t, state in enumerate(self.state):
+                for a in leaving[t, unit]:
+                    emit(wgmma(state.slot, a.slot, b, 1, self.operand))
         emit(at.wgmma_commit())
 
     def advance(self, n: Value) -> None:
-        pull, read = (self.r.float32(self.chunk // 2) for _ in range(2))
-        for turn in range(self.turns):
-            if turn:
-                emit(at.wgmma_wait(pending=0))
-            self._by_state(n, turn, pull, read)
-        before = n.min(1)
-        self._put_outputs(n - before, self.end * before)
-        emit(at.warp_sync(), at.wgmma_wait(pending=1))
+        pull, read = self._multiply_state(n)
         self._decay(n)
-        self._differences(n, [pull])
-        updates, leaving = self._solve_updates(n, [pull])
+        self._differences(n, pull)
+        if len(self.tiles) > 1:
+            emit(at.wgmma_wait(pending=0))
+        updates, leaving = self._solve_updates(n, pull)
         self._by_updates(n, leaving)
-        emit(at.warp_sync())
-        self._outputs(n, [read], updates)
+        self._outputs(n, read, updates)
         emit(at.wgmma_wait(pending=0))
 
     def _decay(self, n: Value) -> None:
         """2^G S."""
         whole = self.r.float32()
         emit(at.ld_shared(whole.slot, self.gate(n, Gate.TOTAL), LANE << 2))
-        emit(at.scale_f32(self.state[0].slot, self.state[0].slot, whole.slot))
-
-    # -- outputs -------------------------------------------------------------------------------
-
-    def _store(self, n: Value, t: int, unit: int, sums: Float32) -> None:
-        for kept, each in zip(self.outputs[unit], self._turn(sums), strict=True):
-            kept.set(each)
-
-    def _put_outputs(self, n: Value, end: Value) -> None:
-        for unit, kept in enumerate(self.outputs):
-            self._leave(n, 0, unit, [kept[i] for i in range(QUAD)], end)
-
-    def _no_outputs(self) -> None:
-        """What the first chunk finds, and does not store."""
-        for kept in self.outputs:
-            emit(at.mov(kept.slot, 0, unread="dst"))
+        for state in self.state:
+            emit(at.scale_f32(state.slot, state.slot, whole.slot))
 
     # -- the whole -----------------------------------------------------------------------------
 
@@ -108,9 +159,7 @@ class Hopper(Swizzled):
         main = role(
             Role("main", 0, self.mains, regs=self.main_registers),
             self.load_state(),
-            traced(self._no_outputs),
             loop(n, self.chunks, hand, traced(self.advance, n), rolled=True),
-            when(const(0) < self.chunks, traced(self._put_outputs, self.chunks - 1, self.end)),
             self.store_state(),
         )
         helpers = role(

@@ -204,25 +204,17 @@ class Kernel(ChunkWarps):
                 self._store(n, t, i, sums)
 
     def _store(self, n: Value, t: int, unit: int, sums: Float32) -> None:
-        """Outputs of 16 tokens."""
-        self._leave(n, t, unit, self._turn(sums), self.end)
-
-    def _turn(self, sums: Float32) -> list[UInt32]:
-        """Two rows of a token become neighbours, 8 x 8 at a time."""
-        halves = [sums[h * QUAD : (h + 1) * QUAD].pack(self.dtype) for h in range(2)]
-        return [packed[half].apply(at.movmatrix) for packed in halves for half in range(2)]
-
-    def _leave(self, n: Value, t: int, unit: int, turned: list[UInt32], end: Value) -> None:
-        """Outputs of 16 tokens, those before an end: two rows of each leave together."""
+        """Outputs of 16 tokens: two rows of a token become neighbours, then leave together."""
         head = self.place[1]
         for h in range(2):
+            packed = sums[h * QUAD : (h + 1) * QUAD].pack(self.dtype)
             first = self.first(n) + (unit * UNIT + 8 * h)
             token, column = first + ROW, head * self.size + self._row(t)
             index = token * (self.value_heads * self.size) + column + COLUMN
             for half in range(2):
-                mine, place = turned[2 * h + half], (first, column + half * 8, 8, 8)
+                mine, place = packed[half].apply(at.movmatrix), (first, column + half * 8, 8, 8)
                 attrs = {"element": ELEMENT, "offset": half * 8 * ELEMENT}
-                emit(store_global("output", index, mine.slot, place, token < end, **attrs))
+                emit(store_global("output", index, mine.slot, place, token < self.end, **attrs))
 
     def _update_state(self, n: Value, leaving: Terms) -> None:
         """2^G S + X^T K."""

@@ -11,22 +11,21 @@ from ptxflow.compiler.kernels.gdn_prefill import decisions as listed
 from ptxflow.compiler.kernels.gdn_prefill.decisions import MMA_SYNC, ONE, TWO, WGMMA
 
 DECISIONS = (
-    Decision("helpers", (1, 2, 3, 4, 6, 8), "warps that copy chunks and relate their tokens"),
     Decision("kernels", (ONE, TWO), "two: the first relates the tokens of all chunks at once"),
     Decision("products", (MMA_SYNC, WGMMA), "with a state: by a warp, or 64 rows of four warps"),
 )
 
 
 def _whole(f: Fields, p: Problem, d: Device) -> Any:
-    """Whether main warps have 16 rows each of 64 or 128, on a device with wgmma."""
-    return (not d.has_tmem) & (f.rows >= 64) & (f.row_tiles == 1)
+    """Whether main warps are one or two warpgroups, on a device with wgmma."""
+    return (not d.has_tmem) & (listed.main_warps(f) % 4 == 0)
 
 
 _MORE = "stages", "kernels", "products"
 RULES = (
     *(replace(r, reads=tuple({*r.reads, *_MORE})) for r in listed.RULES[-2:]),
     rule(
-        "wgmma is of sm_90a, and of 64 or 128 rows, 16 to a warp",
+        "wgmma is of sm_90a, and of four or eight main warps",
         "rows row_tiles products",
         lambda f, p, d: (f.products == MMA_SYNC) | _whole(f, p, d),
     ),
