@@ -90,7 +90,8 @@ def key_pitch(problem: Problem) -> int:
 
 
 def value_pitch(f: Fields) -> Any:
-    return f.rows * ELEMENT + PAD
+    """The same of values, which wgmma's warps swizzle."""
+    return f.rows * ELEMENT + np.where(by_wgmma(f), 0, PAD)
 
 
 def gate_bytes(f: Fields) -> Any:
@@ -204,7 +205,8 @@ def wgmma_registers(f: Fields, problem: Problem, turns: int) -> Any:
     fitted to where ptxas begins to spill."""
     size, terms = problem["head_size"], parts(f, "operands")
     more = 16 * ((f.chunk == 32) & (f.row_tiles == 1)) + 26 * ((f.chunk == 64) & (terms == 2))
-    more = more + 8 * (f.solve == PAIRS) + 68 - 22 * turns
+    tight = (f.chunk == 32) & (f.row_tiles == 2) & ((f.solve == PAIRS) | (f.helpers == 1))
+    more = more + 8 * (f.solve == PAIRS) + 16 * tight + 68 - 22 * turns
     return f.row_tiles * (size / 2 + f.chunk) + (size / turns + f.chunk) / 4 * terms + more
 
 

@@ -13,8 +13,10 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import KernelInfo, Role, loop, part, role, when
-from ptxflow.compiler.ir.nodes import LANE, WARP, Slot, Statement, Value, const, var
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Slot, Statement, Value, const, var
 from ptxflow.compiler.kernels.gdn_prefill import decisions
+from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import PIECE, Stream
+from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import Place as CopyPlace
 from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Terms
 from ptxflow.compiler.kernels.gdn_prefill.packets import Carry
@@ -76,10 +78,20 @@ class Hopper(Swizzled):
     def _values(self, n: Value, unit: int, token: int) -> Float32:
         """Of a token of 16 and others, those of the lane's rows."""
         raw = self.r.uint32(width=len(self.tiles))
-        row = ROW * (self.neighbours * ELEMENT) + WARP * (self.span * ELEMENT)
+        row = ROW * (self.neighbours * ELEMENT) + (WARP ^ (LANE & 3)) * (self.span * ELEMENT)
         place = self.token_rows(self.v, n, unit)
         emit(at.ld_shared(raw.slot, place, (COLUMN + token) * self.value_pitch + row))
         return raw.unpack(self.dtype)
+
+    def _ring_place(self, n: Scalar, stream: Stream, number: int) -> CopyPlace:
+        """Of values, rows of warps change places with each two tokens: for other banks."""
+        place, offset = super()._ring_place(n, stream, number)
+        if stream.ring is not self.v:
+            return place, offset
+        across, each = stream.across, self.span * ELEMENT // PIECE
+        token = (self.index + number * self.helpers) * (decisions.WARP // across) + LANE // across
+        piece = (LANE % across) ^ ((token >> 1 & 3) * each)
+        return place, LANE // across * self.value_pitch + (piece << 4)
 
     def _store(self, n: Value, t: int, unit: int, sums: Float32) -> None:
         """Outputs of 16 tokens, where there are those of the warp's last tile: a lane's rows."""
