@@ -77,7 +77,11 @@ TCGEN05 = {
 }
 #: by wgmma, likewise
 WGMMA = {
-    "wgmma": (128, strategy(chunk=64, rows=64, helpers=8, stages=3, products="wgmma")),
+    "wgmma": (128, strategy(chunk=64, rows=64, helpers=4, stages=3, products="wgmma")),
+    "wgmma, two tiles a warp": (
+        128,
+        strategy(chunk=32, rows=128, row_tiles=2, helpers=4, kernels="two", products="wgmma"),
+    ),
     "wgmma, the state in two turns": (
         128,
         strategy(chunk=64, rows=128, helpers=4, stages=3, kernels="two", products="wgmma"),
@@ -155,7 +159,7 @@ ROW = Row(
         _refused("most helpers have blocks of tokens to relate", helpers=3),
         _refused("the shared memory", 128, chunk=64, rows=128, stages=4, operands="pairs"),
         _refused("exceed the registers of a thread", 128, chunk=64, rows=128, helpers=4),
-        _refused("of 64 or 128 rows, 16 to a warp", products="wgmma"),
+        _refused("of four or eight main warps", products="wgmma"),
         _refused("exceed the registers of a thread", 128, chunk=32, rows=128, helpers=6,
                  products="wgmma"),
     ),
@@ -213,8 +217,8 @@ ROW = Row(
         Planted(
             "wgmma", problem(40, 2), WGMMA["wgmma, in pairs"][1],
             {
-                "a state's first term twice": ("{%t16_0,", "{%t15_0,"),
-                "an update's, too": ("{%t89_0,", "{%t88_0,"),
+                "a state's first term twice": ("{%t18_0,", "{%t17_0,"),
+                "an update's, too": ("{%t107_0,", "{%t106_0,"),
                 "keys of other chunks": (
                     re.compile(r"xor.b32 (\S+ \S+), \S+;"), r"xor.b32 \1, 0;"
                 ),
