@@ -77,23 +77,14 @@ TCGEN05 = {
 }
 #: by wgmma, likewise
 WGMMA = {
-    "wgmma": (128, strategy(chunk=64, rows=64, helpers=4, stages=3, products="wgmma")),
-    "wgmma, two tiles a warp": (
-        128,
-        strategy(chunk=32, rows=128, row_tiles=2, helpers=4, kernels="two", products="wgmma"),
-    ),
-    "wgmma, the state in two turns": (
-        128,
-        strategy(chunk=64, rows=128, helpers=4, stages=3, kernels="two", products="wgmma"),
-    ),
-    "wgmma, in pairs": (
-        64,
-        strategy(chunk=32, rows=64, helpers=2, operands="pairs", solve="pairs", products="wgmma"),
-    ),
-    "wgmma, blocks of two units": (
-        256,
-        strategy(chunk=32, rows=64, solve_block=32, kernels="two", products="wgmma"),
-    ),
+    f"wgmma, {name}": (size, strategy(products="wgmma", **how))
+    for name, size, how in (
+        ("64 rows", 128, {"chunk": 64, "rows": 64, "helpers": 4, "stages": 3}),
+        ("two tiles", 128, {"chunk": 32, "rows": 128, "row_tiles": 2, "helpers": 2}),
+        ("two turns", 128, {"chunk": 64, "rows": 128, "helpers": 4, "kernels": "two"}),
+        ("pairs", 64, {"rows": 64, "stages": 3, "operands": "pairs", "solve": "pairs"}),
+        ("two units", 256, {"chunk": 32, "rows": 64, "solve_block": 32, "kernels": "two"}),
+    )
 }
 _QUICK = (
     "sm_90a: one block",
@@ -101,7 +92,7 @@ _QUICK = (
     "sm_90a: two tiles a warp",
     "sm_90a: two kernels",
     "sm_100a: tcgen05, 64 rows",
-    "sm_90a: wgmma",
+    "sm_90a: wgmma, 64 rows",
 )
 _AXES = {"total_seq_len": 9, "num_seqs": 2, "len_cu_seqlens": 3}
 _bad = altering(definition(), _AXES)
@@ -185,7 +176,7 @@ ROW = Row(
         Ordered("one block", problem(), strategy(), kept=3,
                 others=lambda node: not _in_place(node)),
         Ordered("tcgen05", problem(), TCGEN05["tcgen05, 64 rows"][1], B200),
-        Ordered("wgmma", problem(), WGMMA["wgmma, in pairs"][1], slow=True),
+        Ordered("wgmma", problem(), WGMMA["wgmma, pairs"][1], slow=True),
     ),
     planted=(
         Planted(
@@ -206,8 +197,8 @@ ROW = Row(
             "tcgen05", problem(40, 2), TCGEN05["tcgen05, 64 rows"][1],
             {
                 "a state's first term twice": ("b32 [%ra], {%t2_0,", "b32 [%ra], {%t1_0,"),
-                "an update's, too": ("b32 [%ra], {%t65_0,", "b32 [%ra], {%t64_0,"),
-                "columns of each other": ("{%t78_0, %t78_1,", "{%t78_1, %t78_0,"),
+                "an update's, too": ("b32 [%ra], {%t112_0,", "b32 [%ra], {%t111_0,"),
+                "columns of each other": ("b32 {%t121_0, %t121_1,", "b32 {%t121_1, %t121_0,"),
                 "keys of other chunks": (
                     re.compile(r"xor.b32 (\S+ \S+), \S+;"), r"xor.b32 \1, 0;"
                 ),
@@ -215,10 +206,10 @@ ROW = Row(
             device=B200,
         ),
         Planted(
-            "wgmma", problem(40, 2), WGMMA["wgmma, in pairs"][1],
+            "wgmma", problem(40, 2), WGMMA["wgmma, pairs"][1],
             {
                 "a state's first term twice": ("{%t18_0,", "{%t17_0,"),
-                "an update's, too": ("{%t107_0,", "{%t106_0,"),
+                "an update's, too": ("{%t91_0,", "{%t90_0,"),
                 "keys of other chunks": (
                     re.compile(r"xor.b32 (\S+ \S+), \S+;"), r"xor.b32 \1, 0;"
                 ),

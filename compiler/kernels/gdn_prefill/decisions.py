@@ -51,10 +51,7 @@ DECISIONS = (
     Decision("solve_block", (16, 32), "tokens whose equations are solved in float32"),
     Decision("order", ("heads", "sequences"), "what neighbouring CTAs differ in"),
 )
-
-
-#: of so many main warps and helpers that multiply by wgmma, the registers
-SPLIT = {(8, 4): (216, 72)}
+SPLIT = 216, 72  # registers of 8 main warps by wgmma, and of 4 helpers
 
 
 def main_warps(f: Fields) -> Any:
@@ -146,11 +143,6 @@ def relating_warps(f: Fields) -> Any:
     return blocks(f) + (f.chunk <= 2 * UNIT)
 
 
-def relating_ctas(f: Fields) -> Any:
-    """That an SM's registers are to have room for."""
-    return 1 + 2 * (f.chunk == 64)
-
-
 def relating_bytes(f: Fields, problem: Problem) -> Any:
     """Of the layout of `packets.Relate`."""
     solved = solves(f) * square(f) * (BLOCK_BYTES * parts(f, "solve") + NEAR_BYTES)
@@ -215,18 +207,13 @@ def turns(f: Fields, problem: Problem, device: Device) -> Any:
     return 2 - (wgmma_registers(f, problem, 1) <= main_registers(f, device))
 
 
+def splits(f: Fields) -> Any:
+    """Whether helpers leave main warps by wgmma some of their registers."""
+    return (main_warps(f) == 8) & (f.helpers == 4)
+
+
 def main_registers(f: Fields, device: Device) -> Any:
-    """Registers that a main warp by wgmma may have: helpers may leave it some of theirs."""
-    found = register_limit(f, device)
-    for (mains, helpers), (most, _) in SPLIT.items():
-        found = np.where((main_warps(f) == mains) & (f.helpers == helpers), most, found)
-    return found
-
-
-def left(f: Fields) -> Any:
-    """Whether what is left suffices helpers: one that solves has a column in registers."""
-    few = (main_warps(f) == 8) & (f.helpers >= 4) & (f.solve_block == 2 * UNIT)
-    return np.logical_not(few & (f.get("kernels", ONE) == ONE))
+    return np.where(splits(f), SPLIT[0], register_limit(f, device))
 
 
 def register_limit(f: Fields, device: Device) -> Any:
@@ -235,13 +222,13 @@ def register_limit(f: Fields, device: Device) -> Any:
 
 
 def suffice(f: Fields, problem: Problem, device: Device) -> Any:
-    """Whether registers do."""
+    """Whether registers do; a helper that solves 32 tokens has a column of them there."""
     by_mma = registers(f, problem, device) <= register_limit(f, device)
     if by_wgmma(f) is False:
         return by_mma
-    needed = wgmma_registers(f, problem, 2)
-    enough = (needed <= main_registers(f, device)) & left(f)
-    return np.where(by_wgmma(f), enough, by_mma)
+    columns = splits(f) & (f.solve_block == 2 * UNIT) & (f.get("kernels", ONE) == ONE)
+    enough = wgmma_registers(f, problem, 2) <= main_registers(f, device)
+    return np.where(by_wgmma(f), enough & np.logical_not(columns), by_mma)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:

@@ -12,20 +12,19 @@ from dataclasses import replace
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import KernelInfo, Role, loop, part, role, when
-from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Slot, Statement, Value, const, var
+from ptxflow.compiler.ir import KernelInfo, Role, loop, role, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Statement, Value, const, var
 from ptxflow.compiler.kernels.gdn_prefill import decisions
-from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import PIECE, Stream
-from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import Place as CopyPlace
+from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import PIECE, Place, Stream
 from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Terms
 from ptxflow.compiler.kernels.gdn_prefill.packets import Carry
-from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT, STATE_BYTES
+from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gdn_prefill.shape import Gate
 from ptxflow.compiler.kernels.gdn_prefill.swizzled import WIDE, Swizzled
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, k_major, rows_along_k, wgmma
-from ptxflow.compiler.tile.tensors import Place, store_global
+from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Float32, emit, traced
 
 HANDING = 2  # the named barrier of all warps
@@ -37,30 +36,19 @@ class Hopper(Swizzled):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.turns = int(decisions.turns(s.fields(), problem, device))
-        split = decisions.SPLIT.get((self.mains, self.helpers), (0, 0))
-        self.main_registers, self.helper_registers = split
         self.span, self.neighbours = UNIT * len(self.tiles), 2 * len(self.tiles)
         self.packed = [self.r.uint32(width=len(self.tiles)) for _ in range(QUAD)]
 
     # -- rows ----------------------------------------------------------------------------------
 
     @property
-    def _rows(self) -> Value:
-        """The first row of the warp's, of a head's state. A lane has neighbours: of each tile of
-        the warp two, that are eight apart in its wgmma."""
+    def warp_row(self) -> Value:
+        """The first of the warp's rows of a head's state. Of each of its tiles a lane has two rows,
+        eight apart in a wgmma: these are neighbours in the state."""
         return self.place[2] + WARP * self.span
 
-    def _state_rows(self, t: int) -> list[tuple[Slot, Value, Place, dict[str, int]]]:
-        sequence, head, _ = self.place
-        first = (sequence * self.value_heads + head) * self.size + self._rows
-        out = list[tuple[Slot, Value, Place, dict[str, int]]]()
-        for half in range(2):
-            index = (first + ROW * self.neighbours + (2 * t + half)) * self.size + COLUMN
-            for n in range(self.size // 8):
-                held = part(self.state[t].slot, n * QUAD + 2 * half, 2)
-                attrs = {"element": STATE_BYTES, "offset": n * 8 * STATE_BYTES}
-                out.append((held, index, (first, n * 8, self.span, 8), attrs))
-        return out
+    def _rows_of(self, t: int, half: int) -> tuple[Value, Value, int]:
+        return self.warp_row, ROW * self.neighbours + (2 * t + half), self.span
 
     def _differences(self, n: Value, pull: list[Float32]) -> None:
         for unit in range(self.units):
@@ -83,7 +71,7 @@ class Hopper(Swizzled):
         emit(at.ld_shared(raw.slot, place, (COLUMN + token) * self.value_pitch + row))
         return raw.unpack(self.dtype)
 
-    def _ring_place(self, n: Scalar, stream: Stream, number: int) -> CopyPlace:
+    def _ring_place(self, n: Scalar, stream: Stream, number: int) -> Place:
         """Of values, rows of warps change places with each two tokens: for other banks."""
         place, offset = super()._ring_place(n, stream, number)
         if stream.ring is not self.v:
@@ -102,7 +90,7 @@ class Hopper(Swizzled):
             pair.pack(self.dtype, packed[t])
         if t < self.tiles[-1]:
             return
-        column, count = self.place[1] * self.size + self._rows, self.neighbours
+        column, count = self.place[1] * self.size + self.warp_row, self.neighbours
         for i, packed in enumerate(self.packed):
             first = self.first(n) + (unit * UNIT + i // 2 * 8)
             token, place = first + COLUMN + i % 2, (first, column, 8, self.span)
@@ -112,27 +100,23 @@ class Hopper(Swizzled):
 
     # -- multiplying ---------------------------------------------------------------------------
 
-    def _by_state(self, n: Value, t: int, turn: int, pull: Float32, read: Float32) -> None:
-        """S K^T and S Q^T of a tile along the keys of a turn, a group each."""
-        each = self.steps // self.turns
-        steps = range(turn * each, (turn + 1) * each)
-        operands = {i: self.terms(self._unit(self.state[t], i), self.parts) for i in steps}
-        emit(at.wgmma_fence())
-        for ring, sums in ((self.k, pull), (self.q, read)):
-            for step, terms in operands.items():
-                b = k_major(self.tile, ring, n % self.stages, step * UNIT)
-                for p, a in enumerate(terms):
-                    emit(wgmma(sums.slot, a.slot, b, int(step + p > 0), self.operand))
-            emit(at.wgmma_commit())
-
     def _multiply_state(self, n: Value) -> list[list[Float32]]:
         """S K^T; S Q^T of the last tile may be on its way."""
-        pull, read = ([self.r.float32(self.chunk // 2) for _ in self.tiles] for _ in range(2))
-        rounds = [(t, turn) for t in self.tiles for turn in range(self.turns)]
-        for t, turn in rounds:
-            self._by_state(n, t, turn, pull[t], read[t])
-            emit(at.wgmma_wait(pending=int((t, turn) == rounds[-1])))
-        return [pull, read]
+        out = [[self.r.float32(self.chunk // 2) for _ in self.tiles] for _ in range(2)]
+        each = self.steps // self.turns
+        rounds = [(t, turn * each) for t in self.tiles for turn in range(self.turns)]
+        for t, first in rounds:
+            state, steps = self.state[t], range(first, first + each)
+            operands = [self.terms(self._unit(state, step), self.parts) for step in steps]
+            emit(at.wgmma_fence())
+            for ring, sums in ((self.k, out[0][t]), (self.q, out[1][t])):
+                for step, terms in zip(steps, operands, strict=True):
+                    b = k_major(self.tile, ring, n % self.stages, step * UNIT)
+                    for p, a in enumerate(terms):
+                        emit(wgmma(sums.slot, a.slot, b, int(step + p > 0), self.operand))
+                emit(at.wgmma_commit())
+            emit(at.wgmma_wait(pending=int((t, first) == rounds[-1])))
+        return out
 
     def _by_updates(self, n: Value, leaving: Terms) -> None:
         """X^T K, added to the state."""
@@ -155,37 +139,24 @@ class Hopper(Swizzled):
         self._outputs(n, read, updates)
         emit(at.wgmma_wait(pending=0))
 
-    def _decay(self, n: Value) -> None:
-        """2^G S."""
-        whole = self.r.float32()
-        emit(at.ld_shared(whole.slot, self.gate(n, Gate.TOTAL), LANE << 2))
-        for state in self.state:
-            emit(at.scale_f32(state.slot, state.slot, whole.slot))
-
     # -- the whole -----------------------------------------------------------------------------
 
     def build(self) -> Statement:
         """The lowered kernel."""
-        n, ahead = var("chunk"), var("ahead")
+        n, m = var("chunk"), var("ahead")
+        main_registers, others = decisions.SPLIT if decisions.splits(self.s.fields()) else (0, 0)
         hand = at.named_sync(id=HANDING, threads=decisions.WARP * self.warps)
         main = role(
-            Role("main", 0, self.mains, regs=self.main_registers),
+            Role("main", 0, self.mains, regs=main_registers),
             self.load_state(),
             loop(n, self.chunks, hand, traced(self.advance, n), rolled=True),
             self.store_state(),
         )
         helpers = role(
-            Role("helpers", self.mains, self.helpers, regs=self.helper_registers),
+            Role("helpers", self.mains, self.helpers, regs=others),
             at.grid_wait() if self.waits else None,
             when(const(0) < self.chunks, traced(self.before)),
-            loop(
-                ahead,
-                self.chunks,
-                self.ask_ahead(ahead),
-                traced(self.relate, ahead),
-                hand,
-                rolled=True,
-            ),
+            loop(m, self.chunks, self.ask_ahead(m), traced(self.relate, m), hand, rolled=True),
         )
         info = KernelInfo(ENTRY, self.device.arch, self.warps, 1, self.params, self.storage)
         info = replace(info, dependent=self.waits)

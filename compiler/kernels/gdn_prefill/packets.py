@@ -13,17 +13,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import Body, KernelInfo, Params, anywhere, parameters, slot, smem, when
-from ptxflow.compiler.ir.nodes import (
-    CTAID,
-    LANE,
-    Scalar,
-    Slot,
-    Statement,
-    Storage,
-    Value,
-    const,
-    param,
-)
+from ptxflow.compiler.ir.nodes import CTAID, LANE, Scalar, Slot, Statement, Storage, Value, param
 from ptxflow.compiler.kernels.attention.sequences import Search
 from ptxflow.compiler.kernels.gdn_prefill import decisions
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import PIECE, ChunkWarps, Stream
@@ -95,7 +85,7 @@ class Relate(ChunkWarps):
             when(n < self.chunks, traced(self._chunk, n)),
         ]
         info = KernelInfo(RELATE, self.device.arch, self.warps, 1, self.params, self.storage)
-        return finish(replace(info, resident=int(decisions.relating_ctas(self.s.fields()))), *body)
+        return finish(replace(info, resident=3 if self.chunk == 64 else 1), *body)
 
     def launch(self, given: Given, last: Launch) -> Launch:
         """Of both kernels; a CTA for each chunk that there can be and each value head."""
@@ -139,14 +129,15 @@ class Relate(ChunkWarps):
         self, storage: Storage, n: Value, block: Value, held: Float32, terms: int
     ) -> None:
         """Scores and pulls leave as lanes hold them for an MMA."""
-        first, less = 0, const(0)
-        if storage is self.pulls:
-            first, less = self.parts, self._row_and_column(block)[0] + (self.solve_units - 1)
+        first: Value = block
+        if storage is self.pulls:  # of which there are none on the diagonal
+            above = self._row_and_column(block)[0] + (self.solve_units - 1)
+            first = block - above + self.parts * self.blocks
         for p, term in enumerate(self.terms(held, terms)):
             line = self.r.uint32(width=QUAD)
             for i, source in enumerate((0, 2, 1, 3)):
                 line[i].set(term[source])
-            self._leave(block - less + (first + p) * self.blocks, line)
+            self._leave(first + p * self.blocks, line)
 
     def _leave(self, line: Scalar, held: UInt32) -> None:
         number = CTAID * self.heads_each + self.mine
