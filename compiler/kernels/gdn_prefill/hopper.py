@@ -20,7 +20,6 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Terms
 from ptxflow.compiler.kernels.gdn_prefill.packets import Carry
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
-from ptxflow.compiler.kernels.gdn_prefill.shape import Gate
 from ptxflow.compiler.kernels.gdn_prefill.swizzled import WIDE, Swizzled
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, k_major, rows_along_k, wgmma
@@ -50,26 +49,17 @@ class Hopper(Swizzled):
     def _rows_of(self, t: int, half: int) -> tuple[Value, Value, int]:
         return self.warp_row, ROW * self.neighbours + (2 * t + half), self.span
 
-    def _differences(self, n: Value, pull: list[Float32]) -> None:
-        for unit in range(self.units):
-            beta, factor = (self._factors(n, which, unit) for which in (Gate.BETA, Gate.PULL))
-            for h in range(2):
-                columns = [self._values(n, unit, 8 * h + c) for c in range(2)]
-                for t in self.tiles:
-                    v = self.r.float32(QUAD)
-                    for i in range(QUAD):
-                        v[i].set(columns[i % 2][2 * t + i // 2])
-                    sums = self._unit(pull[t], unit)[h * QUAD : (h + 1) * QUAD]
-                    v = v * beta[h]
-                    emit(at.fma_f32(sums.slot, sums.slot, factor[h].slot, v.slot))
-
-    def _values(self, n: Value, unit: int, token: int) -> Float32:
-        """Of a token of 16 and others, those of the lane's rows."""
-        raw = self.r.uint32(width=len(self.tiles))
-        row = ROW * (self.neighbours * ELEMENT) + (WARP ^ (LANE & 3)) * (self.span * ELEMENT)
-        place = self.token_rows(self.v, n, unit)
-        emit(at.ld_shared(raw.slot, place, (COLUMN + token) * self.value_pitch + row))
-        return raw.unpack(self.dtype)
+    def _values(self, n: Value, unit: int, t: int) -> Float32:
+        """A lane loads the rows of all its tiles together, a token at a time."""
+        if t == 0:
+            row = ROW * (self.neighbours * ELEMENT) + (WARP ^ (LANE & 3)) * (self.span * ELEMENT)
+            for i, raw in enumerate(self.packed):
+                lane = (COLUMN + (i // 2 * 8 + i % 2)) * self.value_pitch + row
+                emit(at.ld_shared(raw.slot, self.token_rows(self.v, n, unit), lane))
+        out, tokens = self.r.float32(2 * QUAD), [raw[t].unpack(self.dtype) for raw in self.packed]
+        for i in range(2 * QUAD):
+            out[i].set(tokens[i // QUAD * 2 + i % 2][i // 2 % 2])
+        return out
 
     def _ring_place(self, n: Scalar, stream: Stream, number: int) -> Place:
         """Of values, rows of warps change places with each two tokens: for other banks."""

@@ -130,13 +130,16 @@ class Kernel(ChunkWarps):
         for unit in range(self.units):
             beta, factor = (self._factors(n, which, unit) for which in (Gate.BETA, Gate.PULL))
             for t in self.tiles:
-                column = self.tile_number(t) * UNIT * ELEMENT
-                lane, place = n_rows(self.value_pitch) + column, self.token_rows(self.v, n, unit)
-                wide = load_matrix(self.r, place, lane, True).unpack(self.dtype)
+                wide = self._values(n, unit, t)
                 for h in range(2):
                     v = wide[h * QUAD : (h + 1) * QUAD] * beta[h]
                     sums = self._unit(pull[t], unit)[h * QUAD : (h + 1) * QUAD]
                     emit(at.fma_f32(sums.slot, sums.slot, factor[h].slot, v.slot))
+
+    def _values(self, n: Value, unit: int, t: int) -> Float32:
+        """Of 16 tokens and a tile, as sums of both are held."""
+        lane = n_rows(self.value_pitch) + self.tile_number(t) * UNIT * ELEMENT
+        return load_matrix(self.r, self.token_rows(self.v, n, unit), lane, True).unpack(self.dtype)
 
     def _solve_updates(self, n: Value, pull: list[Float32]) -> tuple[Terms, Terms]:
         """X^T, block after block, as operands: as it is, and as it counts at the chunk's end."""
