@@ -19,14 +19,14 @@ from ptxflow.eval.bench.report import FULLY_MASKED, SLOWER, best_ratios, best_re
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "eval"
-FILES = {"H200": ("results/rows-h200", "results/gdn-rows-h200"), "H100": ("results/rows-h100",)}
+FILES = {"H200": "rows-h200", "H100": "rows-h100"}
 FLASHINFER = "0.7.2.post1"  # records name torch and cuBLAS, and not FlashInfer
 NAME, NONE = "results", "-"
 
 
 def records(device: str) -> list[Record]:
     """All that was measured on a device beside them."""
-    return settled(r for f in FILES[device] for r in read_records(FOLDER / f"{f}.jsonl.xz"))
+    return settled(read_records(FOLDER / f"results/{FILES[device]}.jsonl.xz"))
 
 
 def row(record: Record) -> str:

@@ -154,6 +154,7 @@ MOVES = (
     _row("precision of the solve", COMPUTE, "solve:*", 0.3),
     _row("precision of operands", COMPUTE, "operands:*", 0.3),
     _row("other solve blocks", LATENCY, "solve_block:*", 0.2),
+    _row("state by wgmma", COMPUTE, "products:* rows:* row_tiles:*", 0.5, "gdn_prefill"),
     _row("relate tokens apart", LATENCY, "kernels:*", 0.5, "gdn_prefill"),
     _row("arrival of values", LATENCY, "arrival:*", 0.3),
     _row("reductions together or apart", LATENCY, "reduction:*", 0.3),

@@ -73,12 +73,24 @@ TCGEN05 = {
     ),
     "tcgen05, 64 rows of 256": (256, strategy(rows=64, kernels="two")),
 }
+#: by wgmma, likewise
+WGMMA = {
+    f"wgmma, {name}": (size, strategy(products="wgmma", **how))
+    for name, size, how in (
+        ("64 rows", 128, {"chunk": 64, "rows": 64, "helpers": 4, "stages": 3}),
+        ("two tiles", 128, {"chunk": 32, "rows": 128, "row_tiles": 2, "helpers": 2}),
+        ("two turns", 128, {"chunk": 64, "rows": 128, "helpers": 4, "kernels": "two"}),
+        ("pairs", 64, {"rows": 64, "stages": 3, "operands": "pairs", "solve": "pairs"}),
+        ("two units", 256, {"chunk": 32, "rows": 64, "solve_block": 32, "kernels": "two"}),
+    )
+}
 _QUICK = (
     "sm_90a: one block",
     "sm_90a: one block, in pairs",
     "sm_90a: two tiles a warp",
     "sm_90a: two kernels",
     "sm_100a: tcgen05, 64 rows",
+    "sm_90a: wgmma, 64 rows",
 )
 _AXES = {"total_seq_len": 9, "num_seqs": 2, "len_cu_seqlens": 3}
 _bad = altering(definition(), _AXES)
@@ -112,8 +124,10 @@ ROW = Row(
         *(Case(n, d, s, problem(), problem(), (0,)) for d in BOTH for n, s in PATHS.items()),
         *(Case(n, B200, s, problem(size=size), problem(100, 2, size, 1, 1), (0,))
           for n, (size, s) in TCGEN05.items()),
+        *(Case(n, H200, s, problem(size=size), problem(100, 2, size, 1, 1), (0,))
+          for n, (size, s) in WGMMA.items()),
     ),
-    quick={"machine": _QUICK, "emulator": (_QUICK[0], _QUICK[-1])},
+    quick={"machine": _QUICK, "emulator": (_QUICK[0], *_QUICK[-2:])},
     sizes=(
         Size(problem(6, 1, 128, 16, 32), 1000, holds=_choices),
         *(Size(problem(8192, n, 128, 16, 32), 1000, near=0.05, spread=0.5, holds=_choices)
@@ -134,6 +148,7 @@ ROW = Row(
         _refused("most helpers have blocks of tokens to relate", helpers=3),
         _refused("the shared memory", 128, chunk=64, rows=128, stages=4, operands="pairs"),
         _refused("exceed the registers of a thread", 128, chunk=64, rows=128, helpers=4),
+        _refused("of four or eight main warps", products="wgmma"),
     ),
     bad=(
         Bad(definition(), {}, "axis total_seq_len is not given"),
@@ -157,6 +172,7 @@ ROW = Row(
         Ordered("one block", problem(), strategy(), kept=3,
                 others=lambda node: not _in_place(node)),
         Ordered("tcgen05", problem(), TCGEN05["tcgen05, 64 rows"][1], B200),
+        Ordered("wgmma", problem(), WGMMA["wgmma, pairs"][1], slow=True),
     ),
     planted=(
         Planted(
@@ -177,14 +193,16 @@ ROW = Row(
             "tcgen05", problem(40, 2), TCGEN05["tcgen05, 64 rows"][1],
             {
                 "a state's first term twice": ("b32 [%ra], {%t2_0,", "b32 [%ra], {%t1_0,"),
-                "an update's, too": ("b32 [%ra], {%t65_0,", "b32 [%ra], {%t64_0,"),
-                "columns of each other": ("{%t78_0, %t78_1,", "{%t78_1, %t78_0,"),
+                "an update's, too": ("b32 [%ra], {%t112_0,", "b32 [%ra], {%t111_0,"),
+                "columns of each other": ("b32 {%t121_0, %t121_1,", "b32 {%t121_1, %t121_0,"),
                 "keys of other chunks": (
                     re.compile(r"xor.b32 (\S+ \S+), \S+;"), r"xor.b32 \1, 0;"
                 ),
             },
             device=B200,
         ),
+        Planted("wgmma", problem(40, 2), WGMMA["wgmma, pairs"][1],
+                {"an update's first term twice": ("{%t86_0,", "{%t85_0,")}),
     ),
     sampled=tuple(
         Sampled(f"{size} dims, {dtype}", problem(20, 2, size, q, v, dtype),

@@ -8,6 +8,7 @@ from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.gdn_prefill import cost, decisions
 from ptxflow.compiler.kernels.gdn_prefill.blackwell import Blackwell, BlackwellCarry
 from ptxflow.compiler.kernels.gdn_prefill.decisions import ONE, TWO, UNIT, heads_each
+from ptxflow.compiler.kernels.gdn_prefill.hopper import Hopper, HopperCarry
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_prefill.packets import PACKETS, RELATE, WORDS, Carry, Relate
 from ptxflow.compiler.kernels.gdn_prefill.problem import SCHEMA
@@ -19,6 +20,8 @@ from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, lau
 def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
     """The only kernel, or the last of two."""
     two = s.get("kernels", ONE) == TWO
+    if decisions.by_wgmma(s.fields()):
+        return (HopperCarry if two else Hopper)(p, s, device)
     if decisions.by_tcgen05(s.fields(), p, device):
         return (BlackwellCarry if two else Blackwell)(p, s, device)
     return (Carry if two else Kernel)(p, s, device)

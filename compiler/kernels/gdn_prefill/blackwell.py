@@ -11,31 +11,26 @@ from __future__ import annotations
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import elect, mbar, slot, smem, tmem
-from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Slot, Statement, Storage, Value, const
+from ptxflow.compiler.ir import elect, mbar, slot, tmem
+from ptxflow.compiler.ir.nodes import LANE, WARP, Slot, Statement, Storage, Value, const
 from ptxflow.compiler.kernels.gdn_prefill import decisions
-from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import Rows, Stream
-from ptxflow.compiler.kernels.gdn_prefill.decisions import SWIZZLE, UNIT
-from ptxflow.compiler.kernels.gdn_prefill.kernel import Held, Kernel, Terms
+from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
+from ptxflow.compiler.kernels.gdn_prefill.kernel import Held, Terms
 from ptxflow.compiler.kernels.gdn_prefill.packets import Carry
-from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gdn_prefill.shape import Gate
-from ptxflow.compiler.layout import SmemTile
+from ptxflow.compiler.kernels.gdn_prefill.swizzled import WIDE, Swizzled
 from ptxflow.compiler.tile.operands import k_major, rows_along_k, tcgen05
 from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced, where
 
 MAINS = 2  # the named barrier of warps that hold the state
-WIDE = SWIZZLE // ELEMENT  # dims of a column block of a ring, and of the state at a time
 STEP = UNIT // 2  # columns of tensor memory of 16 elements of a term
 
 
-class Blackwell(Kernel):
+class Blackwell(Swizzled):
     """The only kernel."""
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.tile = SmemTile(self.chunk, self.size, ELEMENT, SWIZZLE)
-        self.q, self.k = (smem(n, self.tile.bytes, self.stages) for n in ("queries", "keys"))
         self.held = tmem("terms", self.size // 2, self.parts)
         self.leaving = tmem("leaving", self.chunk // 2, self.parts)
         self.added = tmem("added", self.size)  # first S K^T, then X^T K
@@ -48,38 +43,6 @@ class Blackwell(Kernel):
     def storage(self) -> tuple[Storage, ...]:
         memory = (self.added, self.reads, self.held, self.leaving)  # sums on multiples of 32
         return (*super().storage, self.pulled, self.read, self.summed, *memory)
-
-    # -- rings ---------------------------------------------------------------------------------
-
-    def _streams(self) -> list[Stream]:
-        """Queries and keys by blocks of 128 bytes of their rows."""
-        out = [
-            Stream(s.ring, s.tensor, SWIZZLE, SWIZZLE, s.first + i * WIDE, s.stride, i)
-            for s in super()._streams()[:2]
-            for i in range(self.size // WIDE)
-        ]
-        return [*out, super()._streams()[2]]
-
-    def _ring_place(self, n: Scalar, stream: Stream, number: int) -> tuple[Slot, Value]:
-        if stream.ring is self.v:
-            return super()._ring_place(n, stream, number)
-        span = decisions.WARP // stream.across
-        first = (self.index + number * self.helpers) * span
-        offset = first * SWIZZLE + stream.block * self.tile.block_bytes
-        rows = slot(stream.ring, n % self.stages, offset, span * SWIZZLE)
-        return rows, (LANE << 4) ^ (((first + LANE // stream.across) & 7) << 4)
-
-    def token_block(
-        self, storage: Storage, n: Value, unit: Scalar, rows: Rows, step: int
-    ) -> tuple[Slot, Value]:
-        block, step = divmod(step, WIDE // UNIT)
-        first = unit * (UNIT * SWIZZLE) + block * self.tile.block_bytes
-        place = slot(storage, n % self.stages, first, UNIT * SWIZZLE)
-        return place, (rows(SWIZZLE) + step * UNIT * ELEMENT) ^ ((LANE & 7) << 4)
-
-    def _arrived(self, n: Value, pending: int) -> None:
-        super()._arrived(n, pending)
-        emit(at.fence_proxy_async())
 
     # -- multiplying ---------------------------------------------------------------------------
 

@@ -56,8 +56,10 @@ SHUT = -160.0  # of a log2 decay: 2^-160 is 0 in float32, and sums stay precise
 N_BLOCK = n_rows(BLOCK_PITCH)
 K_BLOCK = k_rows(BLOCK_PITCH)
 PIECE = 16  # bytes of a copy
+AT_ONCE = 8  # pieces that a lane converts
 MEETING = 1  # the named barrier of the helpers
 Rows = Callable[[int], Value]  # a lane's row, of rows so many bytes apart
+Place = tuple[Slot, Value]  # in shared memory, and the lane's byte there
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,8 @@ class ChunkWarps(Shape):
 
     def before(self) -> None:
         """What comes before the first chunk."""
-        self._begin(0)
         self._first_copies()
+        self._begin(0)
 
     def _first_copies(self) -> None:
         for n in range(self.stages - 2):
@@ -191,7 +193,7 @@ class ChunkWarps(Shape):
             Stream(self.v, "v", self.value_pitch, self.rows * ELEMENT, *values),
         ]
 
-    def _ring_place(self, n: Scalar, stream: Stream, number: int) -> tuple[Slot, Value]:
+    def _ring_place(self, n: Scalar, stream: Stream, number: int) -> Place:
         """The rows of a ring that a warp's pieces fill, and the lane's offset in them."""
         span = WARP // stream.across
         first = (self.index + number * self.helpers) * span
@@ -202,18 +204,14 @@ class ChunkWarps(Shape):
         """Copies of chunk n; past the end of the sequence its last token again."""
         out: list[Body] = []
         for stream in self._streams():
-            total = self.chunk * stream.across // WARP
+            total, span = self.chunk * stream.across // WARP, WARP // stream.across
+            first = self.first(n) + (self.index * span + LANE // stream.across)
+            column = stream.first // (PIECE // ELEMENT) + LANE % stream.across
             for i in self._rounds(total):
-                piece = (self.index + i * self.helpers) * WARP + LANE
-                row = (self.first(n) + piece // stream.across).min(self.end - 1)
-                index = row * (stream.stride * ELEMENT // PIECE) + piece % stream.across
-                copy = at.copy_async(
-                    *self._ring_place(n, stream, i),
-                    param(stream.tensor),
-                    index + stream.first // (PIECE // ELEMENT),
-                    1,
-                    anywhere(stream.tensor),
-                )
+                row = (first + i * self.helpers * span).min(self.end - 1)
+                index = row * (stream.stride * ELEMENT // PIECE) + column
+                place, tensor = self._ring_place(n, stream, i), stream.tensor
+                copy = at.copy_async(*place, param(tensor), index, 1, anywhere(tensor))
                 out.append(self._some(i, total, copy))
         return out
 
@@ -225,15 +223,25 @@ class ChunkWarps(Shape):
     def _convert(self, n: Value) -> None:
         """Queries and keys to float16, each lane the pieces that it copied itself."""
         emit(at.warp_sync())
+        whole, others = list[Place](), list[Body]()
         for stream in self._streams()[:-1]:
             total = self.chunk * stream.across // WARP
             for i in self._rounds(total):
-                place, raw = self._ring_place(n, stream, i), self.r.uint32(width=QUAD)
-                with trace() as body:
-                    emit(at.ld_shared(raw.slot, *place))
-                    narrow = raw.unpack(self.dtype).pack(self.operand)
-                    emit(at.st_shared_v4(*place, narrow.slot))
-                emit(self._some(i, total, body))
+                place = self._ring_place(n, stream, i)
+                if total - i * self.helpers >= self.helpers:
+                    whole.append(place)
+                else:
+                    others.append(self._some(i, total, traced(self._narrow, [place])))
+        for i in range(0, len(whole), AT_ONCE):
+            self._narrow(whole[i : i + AT_ONCE])
+        emit(others)
+
+    def _narrow(self, places: list[Place]) -> None:
+        """All loads are on their way before the first of their pieces is stored."""
+        raw = [self.r.of(at.ld_shared, *place, n=QUAD) for place in places]
+        for place, each in zip(places, raw, strict=True):
+            narrow = each.unpack(self.dtype).pack(self.operand)
+            emit(at.st_shared_v4(*place, narrow.slot))
 
     # -- gates ---------------------------------------------------------------------------------
 
@@ -288,9 +296,7 @@ class ChunkWarps(Shape):
         columns = sum(j << 2 * n for n, (_, j) in enumerate(self._order))
         return _digit(rows, block), _digit(columns, block)
 
-    def token_block(
-        self, storage: Storage, n: Value, unit: Scalar, rows: Rows, step: int
-    ) -> tuple[Slot, Value]:
+    def token_block(self, storage: Storage, n: Value, unit: Scalar, rows: Rows, step: int) -> Place:
         """16 dims of 16 tokens of a chunk: where they are, and a lane's part of that."""
         return self.token_rows(storage, n, unit), rows(self.key_pitch) + step * UNIT * ELEMENT
 

@@ -36,6 +36,7 @@ class Costs:
     gates: float = 450.0  # for a chunk's gates
     start: float = 3000.0  # of a CTA, before its first chunk
     dram: float = 1.0  # the time of DRAM traffic over what the device's rates say
+    flight: float = 70.0  # from a warpgroup's last wgmma to what it leaves
     # by tcgen05: estimates, no B200 has run any
     trip: float = 250.0  # from a thread's first MMA to what a warp loads, beside the MMAs' time
     move: float = 1.0  # of a register of each lane, to or from tensor memory
@@ -43,8 +44,9 @@ class Costs:
 
 CHUNKS = choices(decisions.DECISIONS, "chunk")
 RELATING_REGISTERS = 96  # that the first of two kernels takes
-#: cycles of the tensor core for what m16n8k16 has: 128 or 64 lanes take N / 2 for K = 16
-TCGEN05 = 4.0
+#: cycles of the tensor core for what m16n8k16 has: 128 or 64 lanes take N / 2 for K = 16; of an
+#: SM's for the same by wgmma
+TCGEN05, WGMMA = 4.0, 1.0
 CUTS = (1, 2, 4, 8)  # CTAs that share a head
 COSTS = {"h200": Costs(), "h100": Costs(), "b200": Costs()}
 
@@ -57,13 +59,15 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     steps = np.ceil(problem["total_seq_len"] / sequences / f.chunk)
     taken = decisions.resources(f, problem, device)
     by_tcgen05 = decisions.by_tcgen05(f, problem, device)
+    by_wgmma, warps = decisions.by_wgmma(f), decisions.main_warps(f)
     state, cross = _state_products(f, size), _cross_products(f)
-    own = cross + np.where(by_tcgen05, 0, state)
+    own = cross + np.where(by_tcgen05 | by_wgmma, 0, state)
+    apart = np.where(by_tcgen05, state * TCGEN05, 0) + by_wgmma * warps * state * WGMMA
     shared = decisions.blocks(f) * (size // decisions.UNIT) * 4
     alone = f.get("kernels", decisions.ONE) == decisions.ONE
     asked = f, problem, c, f.helpers
     shared, packet = np.where(alone, shared, 0), np.where(alone, 0, _packet(f))
-    products = decisions.main_warps(f) * f.row_tiles * own + shared
+    products = warps * f.row_tiles * own + shared
     state_bytes = 8 * f.rows * size
     row_bytes = ELEMENT * (2 * size + 2 * f.rows)
     return Demand(
@@ -71,9 +75,10 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         resident=np.maximum(taken.occupancy, 1),
         steps=steps + 1,
         stages=np.maximum(f.stages - 1, 1),
-        mma_cycles=c.mma * products + np.where(by_tcgen05, state * TCGEN05, 0),
-        smem_bytes=512 * (decisions.main_warps(f) * _matrices(f, size, by_tcgen05) + 0.75 * shared)
-        + f.chunk * (2 * decisions.key_pitch(problem) + decisions.value_pitch(f)),
+        mma_cycles=c.mma * products + apart,
+        smem_bytes=512 * (warps * _matrices(f, size, by_tcgen05 | by_wgmma) + 0.75 * shared)
+        + f.chunk * (2 * decisions.key_pitch(problem) + decisions.value_pitch(f))
+        + by_wgmma * warps / 4 * 3 * f.chunk * size * ELEMENT * decisions.parts(f, "operands"),
         l2_bytes=f.chunk * row_bytes + packet,
         issue_cycles=np.maximum(
             _main(f, size, c, own, by_tcgen05), np.where(alone, _helper(*asked), _copies(*asked))
@@ -123,16 +128,19 @@ def _cross_products(f: Fields) -> Any:
     return units * (units + 1) * terms
 
 
-def _matrices(f: Fields, size: int, by_tcgen05: Any) -> Any:
-    """ldmatrix instructions of a main warp for a chunk."""
+def _matrices(f: Fields, size: int, apart: Any) -> Any:
+    """ldmatrix instructions of a main warp for a chunk; `apart`: keys and queries take none."""
     units, steps = f.chunk // decisions.UNIT, size // decisions.UNIT
     related = decisions.blocks(f) * (decisions.parts(f, "operands") + decisions.parts(f, "solve"))
-    return np.where(by_tcgen05, 0, 3 * units * steps) + related + units * f.row_tiles
+    return np.where(apart, 0, 3 * units * steps) + related + units * f.row_tiles
 
 
 def _main(f: Fields, size: int, c: Costs, products: Any, by_tcgen05: Any) -> Any:
     """Cycles of a main warp alone for a chunk; S K^T and X^T K are a round trip each."""
-    work = f.row_tiles * products * c.issue + _matrices(f, size, by_tcgen05) * c.matrix
+    by_wgmma = decisions.by_wgmma(f)
+    work = f.row_tiles * products * c.issue
+    work = work + _matrices(f, size, by_tcgen05 | by_wgmma) * c.matrix
+    work = work + by_wgmma * 2 * (c.flight + 4 * WGMMA * _state_products(f, size) / 3)
     stores = f.row_tiles * (f.chunk // 8) * c.store
     moved = f.chunk + size / 2 + (f.chunk + size) / 4 * decisions.parts(f, "operands")
     work = work + np.where(by_tcgen05, 2 * c.trip + f.row_tiles * moved * c.move, 0)

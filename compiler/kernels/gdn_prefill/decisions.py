@@ -23,6 +23,7 @@ SWIZZLE = 128  # bytes of a row of an operand of tcgen05, which has blocks of co
 PAD = 16  # bytes between rows in shared memory, so that eight of them lie in different banks
 HALF, PAIRS = "half", "pairs"
 ONE, TWO = "one", "two"
+MMA_SYNC, WGMMA = "mma_sync", "wgmma"
 BLOCK_PITCH = UNIT * ELEMENT + PAD  # bytes between rows of a 16 x 16 block of 16-bit elements
 BLOCK_BYTES = UNIT * BLOCK_PITCH
 NEAR_PITCH = (UNIT + 4) * 4  # and of one in float32
@@ -50,6 +51,7 @@ DECISIONS = (
     Decision("solve_block", (16, 32), "tokens whose equations are solved in float32"),
     Decision("order", ("heads", "sequences"), "what neighbouring CTAs differ in"),
 )
+SPLIT = 216, 72  # registers of 8 main warps by wgmma, and of 4 helpers
 
 
 def main_warps(f: Fields) -> Any:
@@ -59,6 +61,11 @@ def main_warps(f: Fields) -> Any:
 
 def warps(f: Fields) -> Any:
     return main_warps(f) + f.helpers
+
+
+def by_wgmma(f: Fields) -> Any:
+    """Whether sm_90a multiplies with a state by wgmma."""
+    return f.get("products", MMA_SYNC) == WGMMA
 
 
 def by_tcgen05(f: Fields, problem: Problem, device: Device) -> Any:
@@ -80,7 +87,8 @@ def key_pitch(problem: Problem) -> int:
 
 
 def value_pitch(f: Fields) -> Any:
-    return f.rows * ELEMENT + PAD
+    """The same of values, which wgmma's warps swizzle."""
+    return f.rows * ELEMENT + np.where(by_wgmma(f), 0, PAD)
 
 
 def gate_bytes(f: Fields) -> Any:
@@ -137,11 +145,8 @@ def relating_warps(f: Fields) -> Any:
 
 def relating_bytes(f: Fields, problem: Problem) -> Any:
     """Of the layout of `packets.Relate`."""
-    handed = blocks(f) * BLOCK_BYTES * parts(f, "operands")
-    handed = handed + np.where(far(f), blocks(f) * BLOCK_BYTES * parts(f, "solve"), 0)
-    solved = solves(f) * square(f)
-    handed = handed + solved * (BLOCK_BYTES * parts(f, "solve") + NEAR_BYTES)
-    of_head = GATES * gate_bytes(f) + handed
+    solved = solves(f) * square(f) * (BLOCK_BYTES * parts(f, "solve") + NEAR_BYTES)
+    of_head = GATES * gate_bytes(f) + solved
     return 2 * f.chunk * key_pitch(problem) + heads_each(problem) * of_head
 
 
@@ -157,8 +162,9 @@ def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     one = one + f.stages * f.chunk * value_pitch(f)
     rest = np.where(f.get("kernels", ONE) == ONE, one, if_two)
     ring, pads = f.stages * f.chunk * 2 * key_pitch(problem), f.stages * f.chunk * 2 * PAD
-    aligned = -(-(rest + BARRIERS) // TILE_ALIGN) * TILE_ALIGN
-    return ring + np.where(by_tcgen05(f, problem, device), aligned - pads, rest)
+    by_one_thread = by_tcgen05(f, problem, device)
+    aligned = -(-(rest + BARRIERS * by_one_thread) // TILE_ALIGN) * TILE_ALIGN
+    return ring + np.where(by_one_thread | by_wgmma(f), aligned - pads, rest)
 
 
 def registers(f: Fields, problem: Problem, device: Device) -> Any:
@@ -186,15 +192,50 @@ def kept(f: Fields) -> Any:
     return more * (f.get("kernels", ONE) == ONE)
 
 
+def wgmma_registers(f: Fields, problem: Problem, turns: int) -> Any:
+    """Registers that a main warp cannot do without where wgmma is given the state in so many turns,
+    fitted to where ptxas begins to spill."""
+    size, terms = problem["head_size"], parts(f, "operands")
+    more = 16 * ((f.chunk == 32) & (f.row_tiles == 1)) + 26 * ((f.chunk == 64) & (terms == 2))
+    tight = (f.chunk == 32) & (f.row_tiles == 2) & ((f.solve == PAIRS) | (f.helpers == 1))
+    more = more + 8 * (f.solve == PAIRS) + 16 * tight + 68 - 22 * turns
+    return f.row_tiles * (size / 2 + f.chunk) + (size / turns + f.chunk) / 4 * terms + more
+
+
+def turns(f: Fields, problem: Problem, device: Device) -> Any:
+    """In how many wgmma is given the state: one has less latency, two take fewer registers."""
+    return 2 - (wgmma_registers(f, problem, 1) <= main_registers(f, device))
+
+
+def splits(f: Fields) -> Any:
+    """Whether helpers leave main warps by wgmma some of their registers."""
+    return (main_warps(f) == 8) & (f.helpers == 4)
+
+
+def main_registers(f: Fields, device: Device) -> Any:
+    return np.where(splits(f), SPLIT[0], register_limit(f, device))
+
+
 def register_limit(f: Fields, device: Device) -> Any:
     quarter = -(-warps(f) // 4)  # of the SM's registers, which so many warps share
     return device.register_share(4 * WARP * quarter)
+
+
+def suffice(f: Fields, problem: Problem, device: Device) -> Any:
+    """Whether registers do; a helper that solves 32 tokens has a column of them there."""
+    by_mma = registers(f, problem, device) <= register_limit(f, device)
+    if by_wgmma(f) is False:
+        return by_mma
+    columns = splits(f) & (f.solve_block == 2 * UNIT) & (f.get("kernels", ONE) == ONE)
+    enough = wgmma_registers(f, problem, 2) <= main_registers(f, device)
+    return np.where(by_wgmma(f), enough & np.logical_not(columns), by_mma)
 
 
 def resources(f: Fields, problem: Problem, device: Device) -> Resources:
     """What strategies take of an SM; ptxas takes registers that it could do without."""
     held = np.minimum(HOARD * registers(f, problem, device), register_limit(f, device)).astype(int)
     held = -(-held // 8) * 8
+    held = np.where(by_wgmma(f), register_limit(f, device), held)
     smem, threads = smem_bytes(f, problem, device), WARP * warps(f)
     tmem = tmem_columns(f, problem) * by_tcgen05(f, problem, device)
     resident = device.resident_blocks(smem, held, threads, tmem)
@@ -230,6 +271,6 @@ RULES = (
     rule(
         "states and sums exceed the registers of a thread",
         "chunk rows row_tiles helpers operands solve solve_block",
-        lambda f, p, d: registers(f, p, d) <= register_limit(f, d),
+        suffice,
     ),
 )

@@ -54,16 +54,20 @@ class Kernel(ChunkWarps):
     def _state_rows(self, t: int) -> list[tuple[Slot, Value, Place, dict[str, int]]]:
         """Registers, index of the lane's row, 8 x 8 elements, and bytes from the row."""
         sequence, head, _ = self.place
-        first = (sequence * self.value_heads + head) * self.size + self._row(t)
+        first = (sequence * self.value_heads + head) * self.size
         out = list[tuple[Slot, Value, Place, dict[str, int]]]()
         for half in range(2):
-            row = first + half * 8
-            index = (row + ROW) * self.size + COLUMN
+            row, mine, count = self._rows_of(t, half)
+            index = (first + row + mine) * self.size + COLUMN
             for n in range(self.size // 8):
                 held = part(self.state[t].slot, n * QUAD + 2 * half, 2)
                 attrs = {"element": STATE_BYTES, "offset": n * 8 * STATE_BYTES}
-                out.append((held, index, (row, n * 8, 8, 8), attrs))
+                out.append((held, index, (first + row, n * 8, count, 8), attrs))
         return out
+
+    def _rows_of(self, t: int, half: int) -> tuple[Value, Value, int]:
+        """Of half a tile the first row, the lane's behind it, and among how many rows they are."""
+        return self._row(t) + half * 8, ROW, 8
 
     def load_state(self) -> list[Statement]:
         """The state, or zeros where there is none or the sequence has no token."""
@@ -126,13 +130,16 @@ class Kernel(ChunkWarps):
         for unit in range(self.units):
             beta, factor = (self._factors(n, which, unit) for which in (Gate.BETA, Gate.PULL))
             for t in self.tiles:
-                column = self.tile_number(t) * UNIT * ELEMENT
-                lane, place = n_rows(self.value_pitch) + column, self.token_rows(self.v, n, unit)
-                wide = load_matrix(self.r, place, lane, True).unpack(self.dtype)
+                wide = self._values(n, unit, t)
                 for h in range(2):
                     v = wide[h * QUAD : (h + 1) * QUAD] * beta[h]
                     sums = self._unit(pull[t], unit)[h * QUAD : (h + 1) * QUAD]
                     emit(at.fma_f32(sums.slot, sums.slot, factor[h].slot, v.slot))
+
+    def _values(self, n: Value, unit: int, t: int) -> Float32:
+        """Of 16 tokens and a tile, as sums of both are held."""
+        lane = n_rows(self.value_pitch) + self.tile_number(t) * UNIT * ELEMENT
+        return load_matrix(self.r, self.token_rows(self.v, n, unit), lane, True).unpack(self.dtype)
 
     def _solve_updates(self, n: Value, pull: list[Float32]) -> tuple[Terms, Terms]:
         """X^T, block after block, as operands: as it is, and as it counts at the chunk's end."""
@@ -218,10 +225,7 @@ class Kernel(ChunkWarps):
 
     def _update_state(self, n: Value, leaving: Terms) -> None:
         """2^G S + X^T K."""
-        whole = self.r.float32()
-        emit(at.ld_shared(whole.slot, self.gate(n, Gate.TOTAL), LANE << 2))
-        for state in self.state:
-            emit(at.scale_f32(state.slot, state.slot, whole.slot))
+        self._decay(n)
         for unit in range(self.units):
             for step in range(self.steps):
                 place = self.token_rows(self.k, n, unit)
@@ -229,6 +233,12 @@ class Kernel(ChunkWarps):
                 b = load_matrix(self.r, place, lane, True)
                 for t, state in enumerate(self.state):
                     self._add(self._unit(state, step), leaving[t, unit], [b])
+
+    def _decay(self, n: Value) -> None:
+        whole = self.r.float32()
+        emit(at.ld_shared(whole.slot, self.gate(n, Gate.TOTAL), LANE << 2))
+        for state in self.state:
+            emit(at.scale_f32(state.slot, state.slot, whole.slot))
 
     # -- the whole -----------------------------------------------------------------------------
 

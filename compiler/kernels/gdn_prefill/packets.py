@@ -25,7 +25,7 @@ from ptxflow.compiler.launch import Given, Launch, Workspace, launch_of
 from ptxflow.compiler.lower import finish, layout
 from ptxflow.compiler.tile.operands import QUAD
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import UInt32, emit, traced
+from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced
 
 RELATE = "gdn_prefill_relate"
 PACKETS = "packets"
@@ -65,7 +65,7 @@ class Relate(ChunkWarps):
 
     @property
     def storage(self) -> tuple[Storage, ...]:
-        unneeded = {self.v}
+        unneeded = {self.v, self.scores, self.pulls}
         return (*(x for x in super().storage if x not in unneeded), *self.search.storage)
 
     @property
@@ -85,7 +85,7 @@ class Relate(ChunkWarps):
             when(n < self.chunks, traced(self._chunk, n)),
         ]
         info = KernelInfo(RELATE, self.device.arch, self.warps, 1, self.params, self.storage)
-        return finish(info, *body)
+        return finish(replace(info, resident=3 if self.chunk == 64 else 1), *body)
 
     def launch(self, given: Given, last: Launch) -> Launch:
         """Of both kernels; a CTA for each chunk that there can be and each value head."""
@@ -110,23 +110,38 @@ class Relate(ChunkWarps):
             emit(when(self.index.eq(i), traced(self._lines, n, i)))
 
     def _lines(self, n: Value, first: int) -> None:
-        """A warp's lines of the packets."""
-        found = blocks(self)
-        for i in range(first, self.lines * self.heads_each, self.helpers):
-            self.mine, line = divmod(i, self.lines)
-            self._line(n, line, found[line] if line < len(found) else None, len(found))
+        """A warp's share of the lines that are in shared memory: solved blocks; gates, the last
+        numbers again at the end."""
+        found, last = blocks(self), int(decisions.numbers_bytes(self.s.fields()))
+        count = len(found)
+        each = [i for i in range(self.lines) if i >= count or found[i][0] == "solved"]
+        rest = [(head, i) for head in range(self.heads_each) for i in each]
+        for head, i in rest[first :: self.helpers]:
+            self.mine = head
+            if i < count:
+                self._leave(i, self.handed(n, *found[i]))
+                continue
+            place = slot(self.gates, self.mine, 0, last)
+            offset = (LANE + (i - count) * WARP).min(last // PIECE - 1) << 4
+            self._leave(i, self.r.of(at.ld_shared, place, offset, n=QUAD))
 
-    def _line(self, n: Value, i: int, block: Block | None, count: int) -> None:
-        """A line of the packet: a block, or numbers of gates, the last of them again at the end."""
-        if block:
-            held = self.handed(n, *block)
-        else:
-            held, last = self.r.uint32(width=QUAD), decisions.numbers_bytes(self.s.fields())
-            place = slot(self.gates, self.mine, 0, int(last))
-            offset = (LANE + (i - count) * WARP).min(int(last) // PIECE - 1) << 4
-            emit(at.ld_shared(held.slot, place, offset))
+    def _put_terms(
+        self, storage: Storage, n: Value, block: Value, held: Float32, terms: int
+    ) -> None:
+        """Scores and pulls leave as lanes hold them for an MMA."""
+        first: Value = block
+        if storage is self.pulls:  # of which there are none on the diagonal
+            above = self._row_and_column(block)[0] + (self.solve_units - 1)
+            first = block - above + self.parts * self.blocks
+        for p, term in enumerate(self.terms(held, terms)):
+            line = self.r.uint32(width=QUAD)
+            for i, source in enumerate((0, 2, 1, 3)):
+                line[i].set(term[source])
+            self._leave(first + p * self.blocks, line)
+
+    def _leave(self, line: Scalar, held: UInt32) -> None:
         number = CTAID * self.heads_each + self.mine
-        index, where = (number * self.lines + i) * WARP + LANE, (number, i * WORDS, 1, WORDS)
+        index, where = (number * self.lines + line) * WARP + LANE, (number, line * WORDS, 1, WORDS)
         emit(store_global(PACKETS, index, held.slot, where, element=PIECE))
 
 

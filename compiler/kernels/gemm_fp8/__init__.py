@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import lcm
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Kernels, Problem, Strategy, Trial, Trials
+from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials
 from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import gemm
 from ptxflow.compiler.kernels.gemm.tiling import Tiling
@@ -37,7 +37,8 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """A GEMM's, whose steps are blocks of K, with more than one block of columns: so many that one
-    begins wherever a tile behind the first reads a scale."""
+    begins wherever a tile behind the first reads a scale; and the first and the last tile of all
+    whole blocks of columns."""
     plain = gemm.trials(words(p), strategy(s, device), device)
 
     def of(axes: Mapping[str, int]) -> dict[str, int]:
@@ -45,8 +46,13 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         return {n: v for n, v in new.items() if FOLLOWING.get(n, n) in axes}
 
     sizes = tuple(replace(size, axes=of(size.axes)) for size in plain.sizes)
-    columns = tiling(p, s, device).cluster_columns
-    last = lcm(BLOCK, columns) + (columns - 1) // BLOCK * BLOCK
+    t = tiling(p, s, device)
+    columns, one = t.cluster_columns, t.cluster_size if t.s.persistent else None
+    each = lcm(BLOCK, columns)
+    most = p["N"] // each * each or p["N"]
+    whole = of({"M": t.cluster_rows, "N": most})
+    sizes += (Size(whole, one and -(-most // columns) * one, (2,)),)
+    last = each + (columns - 1) // BLOCK * BLOCK
     least = min(last, p["N"] - 1) + 1
     return Trials(tuple(of(shape) for shape in plain.shapes if shape["N"] >= least), sizes)
 

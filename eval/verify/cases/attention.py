@@ -261,8 +261,12 @@ def common(dim: int) -> Values:
 
 
 def queries(problem: Problem, rng: np.random.Generator, *shape: int, by: float = 1.0) -> Values:
-    """[rows, heads, dim] in float64, of kinds by turns."""
+    """[rows, heads, dim] in float64, of kinds by turns; in a row of four maxima rise at the last
+    key in one half of 16 heads, and never in the other, so in one half of a warp's rows alone."""
+    row, head = np.arange(shape[0])[:, None] % 8, np.arange(shape[1]) % 16
     turn = np.add.outer(np.arange(shape[0]), np.arange(shape[1])) % len(SIZES)
+    rising = np.where((row < 4) == (head < 8), len(SIZES) - 1, SIZES.index(0))
+    turn = np.where(row % 4 == 3, rising, turn)
     size, against = (by * np.array(kind)[turn][..., None] for kind in (SIZES, AGAINST))
     out = rng.normal(size=shape) * size + against * common(shape[-1])
     return plain(stored(out, problem.dtype)).astype(np.float64)

@@ -1,0 +1,157 @@
+"""The kernels that carry a state on sm_90a by wgmma: main warps are warpgroups of 64 rows.
+
+A of all products with the state is in registers: the state's terms in S K^T and S Q^T, the updates'
+in X^T K, whose sums are the state itself. S Q^T is on its way while updates are solved, X^T K while
+outputs are. What tokens of a chunk do to each other is as by mma.sync.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Problem, Strategy
+from ptxflow.compiler.ir import KernelInfo, Role, loop, role, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Statement, Value, const, var
+from ptxflow.compiler.kernels.gdn_prefill import decisions
+from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import PIECE, Place, Stream
+from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
+from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Terms
+from ptxflow.compiler.kernels.gdn_prefill.packets import Carry
+from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
+from ptxflow.compiler.kernels.gdn_prefill.swizzled import WIDE, Swizzled
+from ptxflow.compiler.lower import finish
+from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, k_major, rows_along_k, wgmma
+from ptxflow.compiler.tile.tensors import store_global
+from ptxflow.compiler.tile.values import Float32, emit, traced
+
+HANDING = 2  # the named barrier of all warps
+
+
+class Hopper(Swizzled):
+    """The only kernel."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.turns = int(decisions.turns(s.fields(), problem, device))
+        self.span, self.neighbours = UNIT * len(self.tiles), 2 * len(self.tiles)
+        self.packed = [self.r.uint32(width=len(self.tiles)) for _ in range(QUAD)]
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    @property
+    def warp_row(self) -> Value:
+        """The first of the warp's rows of a head's state. Of each of its tiles a lane has two rows,
+        eight apart in a wgmma: these are neighbours in the state."""
+        return self.place[2] + WARP * self.span
+
+    def _rows_of(self, t: int, half: int) -> tuple[Value, Value, int]:
+        return self.warp_row, ROW * self.neighbours + (2 * t + half), self.span
+
+    def _values(self, n: Value, unit: int, t: int) -> Float32:
+        """A lane loads the rows of all its tiles together, a token at a time."""
+        if t == 0:
+            row = ROW * (self.neighbours * ELEMENT) + (WARP ^ (LANE & 3)) * (self.span * ELEMENT)
+            for i, raw in enumerate(self.packed):
+                lane = (COLUMN + (i // 2 * 8 + i % 2)) * self.value_pitch + row
+                emit(at.ld_shared(raw.slot, self.token_rows(self.v, n, unit), lane))
+        out, tokens = self.r.float32(2 * QUAD), [raw[t].unpack(self.dtype) for raw in self.packed]
+        for i in range(2 * QUAD):
+            out[i].set(tokens[i // QUAD * 2 + i % 2][i // 2 % 2])
+        return out
+
+    def _ring_place(self, n: Scalar, stream: Stream, number: int) -> Place:
+        """Of values, rows of warps change places with each two tokens: for other banks."""
+        place, offset = super()._ring_place(n, stream, number)
+        if stream.ring is not self.v:
+            return place, offset
+        across, each = stream.across, self.span * ELEMENT // PIECE
+        token = (self.index + number * self.helpers) * (decisions.WARP // across) + LANE // across
+        piece = (LANE % across) ^ ((token >> 1 & 3) * each)
+        return place, LANE // across * self.value_pitch + (piece << 4)
+
+    def _store(self, n: Value, t: int, unit: int, sums: Float32) -> None:
+        """Outputs of 16 tokens, where there are those of the warp's last tile: a lane's rows."""
+        for i, packed in enumerate(self.packed):
+            pair, (h, c) = self.r.float32(2), divmod(i, 2)
+            for row in range(2):
+                pair[row].set(sums[h * QUAD + 2 * row + c])
+            pair.pack(self.dtype, packed[t])
+        if t < self.tiles[-1]:
+            return
+        column, count = self.place[1] * self.size + self.warp_row, self.neighbours
+        for i, packed in enumerate(self.packed):
+            first = self.first(n) + (unit * UNIT + i // 2 * 8)
+            token, place = first + COLUMN + i % 2, (first, column, 8, self.span)
+            index = token * (self.value_heads * self.size // count) + (column // count + ROW)
+            inside, element = token < self.end, ELEMENT * count
+            emit(store_global("output", index, packed.slot, place, inside, element=element))
+
+    # -- multiplying ---------------------------------------------------------------------------
+
+    def _multiply_state(self, n: Value) -> list[list[Float32]]:
+        """S K^T; S Q^T of the last tile may be on its way."""
+        out = [[self.r.float32(self.chunk // 2) for _ in self.tiles] for _ in range(2)]
+        each = self.steps // self.turns
+        rounds = [(t, turn * each) for t in self.tiles for turn in range(self.turns)]
+        for t, first in rounds:
+            state, steps = self.state[t], range(first, first + each)
+            operands = [self.terms(self._unit(state, step), self.parts) for step in steps]
+            emit(at.wgmma_fence())
+            for ring, sums in ((self.k, out[0][t]), (self.q, out[1][t])):
+                for step, terms in zip(steps, operands, strict=True):
+                    b = k_major(self.tile, ring, n % self.stages, step * UNIT)
+                    for p, a in enumerate(terms):
+                        emit(wgmma(sums.slot, a.slot, b, int(step + p > 0), self.operand))
+                emit(at.wgmma_commit())
+            emit(at.wgmma_wait(pending=int((t, first) == rounds[-1])))
+        return out
+
+    def _by_updates(self, n: Value, leaving: Terms) -> None:
+        """X^T K, added to the state."""
+        emit(at.wgmma_wait(pending=0), at.wgmma_fence())
+        for unit in range(self.units):
+            b = rows_along_k(self.tile, self.k, n % self.stages, unit * UNIT, 0, self.size // WIDE)
+            for t, state in enumerate(self.state):
+                for a in leaving[t, unit]:
+                    emit(wgmma(state.slot, a.slot, b, 1, self.operand))
+        emit(at.wgmma_commit())
+
+    def advance(self, n: Value) -> None:
+        pull, read = self._multiply_state(n)
+        self._decay(n)
+        self._differences(n, pull)
+        if len(self.tiles) > 1:
+            emit(at.wgmma_wait(pending=0))
+        updates, leaving = self._solve_updates(n, pull)
+        self._by_updates(n, leaving)
+        self._outputs(n, read, updates)
+        emit(at.wgmma_wait(pending=0))
+
+    # -- the whole -----------------------------------------------------------------------------
+
+    def build(self) -> Statement:
+        """The lowered kernel."""
+        n, m = var("chunk"), var("ahead")
+        main_registers, others = decisions.SPLIT if decisions.splits(self.s.fields()) else (0, 0)
+        hand = at.named_sync(id=HANDING, threads=decisions.WARP * self.warps)
+        main = role(
+            Role("main", 0, self.mains, regs=main_registers),
+            self.load_state(),
+            loop(n, self.chunks, hand, traced(self.advance, n), rolled=True),
+            self.store_state(),
+        )
+        helpers = role(
+            Role("helpers", self.mains, self.helpers, regs=others),
+            at.grid_wait() if self.waits else None,
+            when(const(0) < self.chunks, traced(self.before)),
+            loop(m, self.chunks, self.ask_ahead(m), traced(self.relate, m), hand, rolled=True),
+        )
+        info = KernelInfo(ENTRY, self.device.arch, self.warps, 1, self.params, self.storage)
+        info = replace(info, dependent=self.waits)
+        return finish(info, *self.find_bounds(), main, helpers)
+
+
+class HopperCarry(Hopper, Carry):
+    """The second of two kernels."""
