@@ -25,7 +25,7 @@ from ptxflow.eval.verify.results import read
 from ptxflow.eval.verify.strategies import main, table
 from ptxflow.eval.verify.trials import Attempt, Outcome, attempt
 from ptxflow.eval.verify.value_mutants import candidates
-from tests.families import moe
+from tests.families import gdn_prefill, moe
 from tests.families.gemm import CASES, problem_for
 
 
@@ -46,6 +46,17 @@ def test_a_brief_run_starts_few_clusters_where_what_they_lack_shows(
     assert not found.error and found.schedules == {0, 1}
     assert any(some for some, _ in runs) == partly
     assert all(again == (False, seed) for (some, seed), again in pairwise(runs) if some)
+
+
+def test_several_chunks_of_two_kernels_are_checked_whole() -> None:
+    """Of a delta net's first kernel all that the second reads is there."""
+    p, s = gdn_prefill.problem(queries=2, values=4), gdn_prefill.strategy(kernels="two")
+    maker, dev = family(s.family), DEVICES["h200"]
+    size = max(maker.trials(p, s, dev).sizes, key=lambda size: size.axes["total_seq_len"])
+    (given,) = trials.attempts_of(p, [size])
+    text = write(maker.build(given.problem, s, dev), dev)
+    found = attempt(text, maker.launch(given.problem, s, dev), given)
+    assert all(written.all() for written in found.written.values())
 
 
 def emulated(

@@ -311,6 +311,6 @@ def test_exit_of_a_pair(o: Options) -> Statement:
         when(CTA_RANK.eq(0), wait(FULL), AFTER, mma(D, A, B, group=2), commit(DONE, 2, 3)),
     ]  # fmt: skip
     whole = block(
-        B200,  issuer(work), readers(*o("seen", wait(DONE))), cluster=2, group=2,
+        B200, issuer(work), readers(*o("seen", wait(DONE))), cluster=2, group=2,
     )  # fmt: skip
     return whole if o.meet else kernel(whole.arg, *whole.src[:-3], whole.src[-1])

@@ -81,22 +81,23 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """All heads: a few tokens; whole chunks behind a few tokens, by heads of which a quotient and a
     remainder differ; several chunks; less than one, that end in any eight tokens of it. Of two
-    kernels several chunks are of one key head's, and all of them run."""
+    kernels several chunks are of few heads, all of which run."""
     k = kernel(p, s, device)
     heads = {name: p[name] for name in ("num_q_heads", "num_k_heads", "num_v_heads")}
-    two = isinstance(k, Carry)
-    few = {name: count // p["num_q_heads"] for name, count in heads.items()}
+    count = p["num_q_heads"]
+    left = min(count, max(2, count // (count & -count)))  # divided by the same instructions
+    few = {name: n // count * left for name, n in heads.items()}
+    few, some = (few, 0) if isinstance(k, Carry) else ({}, 1)
 
-    def size(count: int, tokens: int, some: tuple[int, ...] = (), absent: bool = False) -> Size:
+    def size(count: int, tokens: int, run: int, absent: bool = False) -> Size:
         axes = {"num_seqs": count, "len_cu_seqlens": count + 1, "total_seq_len": tokens}
-        return Size(axes | few if two and not some else axes, None, some, absent)
+        return Size(axes if run else axes | few, None, (run,) if run else (), absent)
 
-    one = () if two else (1,)
     sizes = (
-        size(1, k.chunk + 9, one, absent=True),
-        size(3, 2 * k.chunk + 3, (7,)),
-        size(1, (2 * k.stages + 1) * k.chunk + 1, one),
-        *(size(1, tokens, (1,)) for tokens in range(19, k.chunk, 8)),
+        size(1, k.chunk + 9, some, absent=True),
+        size(3, 2 * k.chunk + 3, 7),
+        size(1, (2 * k.stages + 1) * k.chunk + 1, some),
+        *(size(1, tokens, 1) for tokens in range(19, k.chunk, 8)),
     )
     return Trials((heads,), sizes)
 

@@ -213,6 +213,7 @@ def splits(f: Fields) -> Any:
 
 
 def main_registers(f: Fields, device: Device) -> Any:
+    """Registers that a main warp by wgmma may have."""
     return np.where(splits(f), SPLIT[0], register_limit(f, device))
 
 
@@ -224,8 +225,6 @@ def register_limit(f: Fields, device: Device) -> Any:
 def suffice(f: Fields, problem: Problem, device: Device) -> Any:
     """Whether registers do; a helper that solves 32 tokens has a column of them there."""
     by_mma = registers(f, problem, device) <= register_limit(f, device)
-    if by_wgmma(f) is False:
-        return by_mma
     columns = splits(f) & (f.solve_block == 2 * UNIT) & (f.get("kernels", ONE) == ONE)
     enough = wgmma_registers(f, problem, 2) <= main_registers(f, device)
     return np.where(by_wgmma(f), enough & np.logical_not(columns), by_mma)

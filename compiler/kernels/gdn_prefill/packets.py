@@ -29,6 +29,7 @@ from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced
 
 RELATE = "gdn_prefill_relate"
 PACKETS = "packets"
+RESIDENT = {64: 3}  # by chunk: CTAs that the first kernel's registers leave room for, if not one
 WORDS = LINE // 4
 Block = tuple[str, int, int]  # of which array, its number there, which term
 
@@ -85,7 +86,7 @@ class Relate(ChunkWarps):
             when(n < self.chunks, traced(self._chunk, n)),
         ]
         info = KernelInfo(RELATE, self.device.arch, self.warps, 1, self.params, self.storage)
-        return finish(replace(info, resident=3 if self.chunk == 64 else 1), *body)
+        return finish(replace(info, resident=RESIDENT.get(self.chunk, 1)), *body)
 
     def launch(self, given: Given, last: Launch) -> Launch:
         """Of both kernels; a CTA for each chunk that there can be and each value head."""

@@ -265,7 +265,7 @@ def queries(problem: Problem, rng: np.random.Generator, *shape: int, by: float =
     key in one half of 16 heads, and never in the other, so in one half of a warp's rows alone."""
     row, head = np.arange(shape[0])[:, None] % 8, np.arange(shape[1]) % 16
     turn = np.add.outer(np.arange(shape[0]), np.arange(shape[1])) % len(SIZES)
-    rising = np.where((row < 4) == (head < 8), len(SIZES) - 1, SIZES.index(0))
+    rising = np.where((row < 4) == (head < 8), AGAINST.index(min(AGAINST)), SIZES.index(0))
     turn = np.where(row % 4 == 3, rising, turn)
     size, against = (by * np.array(kind)[turn][..., None] for kind in (SIZES, AGAINST))
     out = rng.normal(size=shape) * size + against * common(shape[-1])

@@ -51,10 +51,10 @@ KEPT, LOADED = 72960, 0x1F000
 #: 0 is the first of a segment, -1 the last of one, and of KEPT or LOADED, in long rows
 PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (22, KEPT - 1), (19, -1), (0, 99), (18, LOADED - 1)
 #: elements that k keeps of FIRST_ROWS' first row, and of the last, of which no part tells: few
-#: enough for a first pass of a part; the least of them, with which bins of all digits begin; and
-#: where draws of these rows fall
-KEPT_FEW, LEAST_KEPT, FEW_KEPT = 120, 2.0**-12 + 2.0**-35, {0: 0, FIRST_ROWS - 1: 2}
-SPAN = 512  # elements of a warp's vectors of the most elements, four of them
+#: enough for a first pass of a part; the least of them, with which bins of all digits begin; and in
+#: which of PLACES draws of these rows fall
+TOP, LEAST_TOP, TOP_PLACES = 120, 2.0**-12 + 2.0**-35, {0: 0, FIRST_ROWS - 1: 2}
+SPAN = 512  # elements that a warp has in flight, at the most: four vectors of four a lane
 EDGE = 6  # elements at either end of a row of each kind that is counted
 FEW = 8  # of so many larger elements one is so by far: in other ranges of bins
 FRONT = 64  # elements that have most of a row: its draw falls in the first segment
@@ -78,8 +78,8 @@ def rows(batch: int, vocab: int, rng: np.random.Generator) -> Row:
         for i in range(batch)
     ]
     if batch == FIRST_ROWS:
-        for i in FEW_KEPT:
-            made[i][_places(vocab)] = _few(ties=not i)
+        for i in TOP_PLACES:
+            made[i][_spread(vocab)] = _top(ties=not i)
     return np.stack(made)
 
 
@@ -141,19 +141,19 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int, which: 
     return np.where(counted, row, smaller).astype(np.float32)
 
 
-def _places(vocab: int) -> Values:
-    """Of KEPT_FEW elements: in all lanes and vectors of a lane, a quarter of them at the end."""
-    n = np.arange(KEPT_FEW)
-    spread = n * vocab // KEPT_FEW // SPAN * SPAN + n % 128 * 4 + (n + n // 32) % 4
-    return np.where(n < KEPT_FEW * 3 // 4, spread, vocab - 1 - (KEPT_FEW - 1 - n) * 137) % vocab
+def _spread(vocab: int) -> Values:
+    """Where TOP elements are: in all lanes and vectors of a lane, a quarter of them at the end."""
+    n = np.arange(TOP)
+    spread = n * vocab // TOP // SPAN * SPAN + n % 128 * 4 + (n + n // 32) % 4
+    return np.where(n < TOP * 3 // 4, spread, vocab - 1 - (TOP - 1 - n) * 137) % vocab
 
 
-def _few(ties: bool) -> Row:
+def _top(ties: bool) -> Row:
     """The least ends the filter: one that is not counted, or twice, moves the end. Of the others
     half share its first digit, and half of these its second, or are `ties`."""
-    n = np.roll(np.arange(KEPT_FEW), KEPT_FEW // 2)
+    n = np.roll(np.arange(TOP), TOP // 2)
     more = np.choose(n % 4, [n / 40, n / 40, n * 2.0**-14, n * 2.0**-23 * (not ties)])
-    return (LEAST_KEPT * (1 + more)).astype(np.float32)
+    return (LEAST_TOP * (1 + more)).astype(np.float32)
 
 
 def _softmax(logits: Values) -> Row:
@@ -170,10 +170,10 @@ def _rare(tensors: Tensors, batch: int) -> None:
     of the first row, past all, but of ROWS, where k alone is, and of FIRST_ROWS; and where their
     draws fall."""
     both = {"top_k", "top_p"} <= tensors.keys()
-    for i, turn in FEW_KEPT.items() if batch == FIRST_ROWS and "top_k" in tensors else ():
+    for i, turn in TOP_PLACES.items() if batch == FIRST_ROWS and "top_k" in tensors else ():
         row = tensors["probs"][i]
-        count = _aim(row, LEAST_KEPT, i > 0, turn, philox(SEED, OFFSET, i))
-        tensors["top_k"][i] = (row > LEAST_KEPT).sum() + count
+        count = _aim(row, LEAST_TOP, i > 0, turn, philox(SEED, OFFSET, i))
+        tensors["top_k"][i] = (row > LEAST_TOP).sum() + count
         if both:
             tensors["top_p"][i] = 1
     for i in [i for i in range(batch) if rare(batch, i) or (not i and batch != FIRST_ROWS)]:
