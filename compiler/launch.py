@@ -5,8 +5,6 @@ Everything that depends on a run-time axis is a Python expression over the defin
 written to JSON, and a Solution can inline it. Nothing here touches a GPU.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import operator
@@ -201,7 +199,7 @@ class Launch:
     cluster: tuple[int, int, int]
     smem_bytes: int
     params: tuple[Param, ...]
-    then: tuple[Launch, ...] = ()
+    then: tuple["Launch", ...] = ()
     dependent: bool = False
     workspace: tuple[Workspace, ...] = ()
 
@@ -232,7 +230,7 @@ class Launch:
         return found
 
     @property
-    def steps(self) -> tuple[Launch, ...]:
+    def steps(self) -> tuple["Launch", ...]:
         """All launches of the call, in order."""
         return (self, *self.then)
 
@@ -240,7 +238,7 @@ class Launch:
         return asdict(self)
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Launch:
+    def from_json(data: Mapping[str, Any]) -> "Launch":
         params = tuple(_param(p) for p in data["params"])
         return Launch(
             entry=data["entry"],

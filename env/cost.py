@@ -6,8 +6,6 @@ and public GEMM figures; their efficiencies, L2 rate and latencies are estimates
 of ours has checked.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ The digest is the first entry of the header's metadata, and is that of the same 
 entry: tensors, shapes, names and whatever else the header says.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

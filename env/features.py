@@ -4,8 +4,6 @@ Features depend on the problem and the device alone, never on a strategy. What o
 (dimensions, tile quantisation) comes from its `Family.features`, under the family's name.
 """
 
-from __future__ import annotations
-
 import math
 
 from ptxflow.compiler import kernels

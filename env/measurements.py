@@ -5,8 +5,6 @@ run in one pass, a column a quantity, times in whole nanoseconds. Files of plain
 lines, compressed or not) are read as well. Needs numpy at most, and no GPU.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import lzma
@@ -103,7 +101,7 @@ class Table:
         return {"format": FORMAT, **data}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Table:
+    def from_json(data: Mapping[str, Any]) -> "Table":
         """MeasurementError for another format, and for columns of different lengths."""
         if data.get("format") != FORMAT:
             raise MeasurementError(f"format {data.get('format')!r}, this version reads {FORMAT}")

@@ -4,8 +4,6 @@ Where a strategy was measured more than once, its refined measurements speak, el
 median of those is its time. What failed to build, check or run has an infinite time.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,11 +61,11 @@ class Observations:
         return f"{self.problem.definition} {axes}".strip()
 
     @property
-    def succeeded(self) -> Observations:
+    def succeeded(self) -> "Observations":
         """The same without the strategies that failed."""
         return self.pick(np.isfinite(self.seconds))
 
-    def pick(self, keep: NDArray[Any]) -> Observations:
+    def pick(self, keep: NDArray[Any]) -> "Observations":
         """The strategies at an index array or mask, which must keep their order."""
         return Observations(
             self.family, self.problem, self.device, self.codes[keep], self.seconds[keep]

@@ -7,8 +7,6 @@ decisions that it reads, and a node is a state of all of them; a rule that reads
 table is one from where the prefixes that are left make the rest of its table small.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +76,7 @@ class RelationSpace(StrategySpace):
         return codes
 
     @staticmethod
-    def of(space: Space) -> RelationSpace:
+    def of(space: Space) -> "RelationSpace":
         """The same strategies without their list, which may be a part of what the rules leave."""
         children = [level.child for level in space.levels[:-1]]
         children[-1] = np.minimum(children[-1], 0)  # all leaves are one node
@@ -90,7 +88,7 @@ class RelationSpace(StrategySpace):
         codes = self.at(np.arange(len(self))) @ self.strides[1:]
         return Space(self.family, self.problem, self.device, codes)
 
-    def plain(self) -> RelationSpace:
+    def plain(self) -> "RelationSpace":
         """What is left where decisions that strategies need not name are as listed ones have them,
         each where that leaves something: no reward of today knows more of them."""
         part = self
@@ -101,7 +99,7 @@ class RelationSpace(StrategySpace):
                 continue
         return part
 
-    def given(self, fixed: Mapping[str, Collection[Choice]]) -> RelationSpace:
+    def given(self, fixed: Mapping[str, Collection[Choice]]) -> "RelationSpace":
         names = [d.name for d in self.decisions]
         if unknown := fixed.keys() - set(names):
             raise KeyError(f"{self.who}: no decisions {sorted(unknown)}; there are {names}")

@@ -5,8 +5,6 @@ roofline with the launch floor in it: against the bare roofline, which small pro
 near, their target would be flat whatever their strategies are worth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Protocol
 

@@ -6,8 +6,6 @@ file that has changed since is refused. A surrogate is of one family on one devi
 without one are rewarded by the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ and children that take each decision from one of two of the best. What is not va
 and nothing is asked for twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ first decision most significant, so that a prefix is an interval of sorted codes
 after a prefix iff a valid strategy completes it: no walk from the root can reach a dead end.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -80,7 +78,7 @@ class StrategySpace(ABC):
         """[n] codes drawn exactly uniformly, with replacement, from the valid strategies."""
 
     @abstractmethod
-    def given(self, fixed: Mapping[str, Collection[Choice]]) -> StrategySpace:
+    def given(self, fixed: Mapping[str, Collection[Choice]]) -> "StrategySpace":
         """The strategies that have one of these choices in each decision that is named, whichever
         decisions they are; EmptySpace where there are none. KeyError for an unknown decision."""
 
@@ -154,7 +152,7 @@ class Space(StrategySpace):
         """[n, F] choice indices of the codes; of every leaf, in code order, when not given."""
         return super().indices(self.codes if codes is None else np.asarray(codes, np.int64))
 
-    def given(self, fixed: Mapping[str, Collection[Choice]]) -> Space:
+    def given(self, fixed: Mapping[str, Collection[Choice]]) -> "Space":
         inside, names = np.ones(len(self.codes), bool), [d.name for d in self.decisions]
         if unknown := fixed.keys() - set(names):
             raise KeyError(f"{self.who}: no decisions {sorted(unknown)}; there are {names}")

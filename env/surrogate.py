@@ -6,8 +6,6 @@ was measured, is the uncertainty, and the reward is pessimistic by it. Files are
 their description as JSON in the header; one of other decisions, features or costs is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any

@@ -5,8 +5,6 @@ whose features are not what today's decisions, loads and rates give, raises `Sur
 message is one line.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from dataclasses import asdict

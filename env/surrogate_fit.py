@@ -5,8 +5,6 @@ each workload about equal say, and leaves each a free level of its own. Members 
 initial weights and by random weights of the workloads, so that they disagree where workloads do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -66,7 +64,7 @@ class Table:
     weight: NDArray[np.float32]
     workload: NDArray[np.int64]
 
-    def without(self, workloads: Sequence[int]) -> Table:
+    def without(self, workloads: Sequence[int]) -> "Table":
         """The rows of the other workloads."""
         keep = ~np.isin(self.workload, list(workloads))
         return Table(

@@ -50,6 +50,7 @@ COMMANDS = {
         "report": ("eval.bench.report", "records as a table"),
         "records": ("eval.bench.records", "pack records into the small form"),
         "evaluate": ("eval.__main__", "policies beside searches, on brute-forced spaces"),
+        "live": ("eval.sample.live", "the same on whole spaces of any size, on a GPU"),
         "ablation": ("eval.study.ablation", "what each decision of a strategy is worth"),
         "plots": ("eval.study.training_plots", "draw training runs"),
         "knowledge": ("eval.tune.knowledge", "what tuning sessions learned of moves"),

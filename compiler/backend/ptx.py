@@ -4,8 +4,6 @@ Values are common-subexpression-eliminated by node identity within their scope; 
 the storage layout; instructions come from the atom table.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 
@@ -436,7 +434,7 @@ class _Writer:
         text.update({name: str(attr) for name, attr in node.arg.attrs}, uid=str(self.labels))
         return row.ptx.format_map(text)
 
-    def _operands(self, row: Atom, node: Statement) -> _Operands:
+    def _operands(self, row: Atom, node: Statement) -> "_Operands":
         text = _Operands(self, row, node)
         for (name, kind), operand in zip(row.operands, node.src, strict=True):
             if kind == "frag":

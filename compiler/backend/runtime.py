@@ -5,8 +5,6 @@ nothing. The driver is called by ctypes, because tensor maps must lie at 128-byt
 CUtensorMap of cuda-bindings does not (it lands wherever Python's allocator puts the object).
 """
 
-from __future__ import annotations
-
 import ctypes
 import shutil
 import subprocess
@@ -372,7 +370,7 @@ class GpuInfo:
         return {**asdict(self), "capability": list(self.capability)}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> GpuInfo:
+    def from_json(data: Mapping[str, Any]) -> "GpuInfo":
         """Of `to_json`, with more in it perhaps."""
         named = {f.name: data.get(f.name) for f in fields(GpuInfo)}
         return GpuInfo(**named | {"capability": tuple(data["capability"])})

@@ -5,8 +5,6 @@ their operands are, so a term is taken modulo 2^32 only where another operation,
 all of it, and only if its bounds say that it may be out of range.
 """
 
-from __future__ import annotations
-
 import itertools
 import operator
 from collections.abc import Callable, Mapping
@@ -45,7 +43,7 @@ class Term(NamedTuple):
     low: int = 0
     high: int = MAX
 
-    def exact(self) -> Term:
+    def exact(self) -> "Term":
         """The value itself."""
         return self if self.low >= 0 and self.high <= MAX else Term(f"({self.text}&{MAX})")
 

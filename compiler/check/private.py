@@ -4,8 +4,6 @@ All warps run the same statements over them, so what a statement makes of a stat
 and remembered. What asynchronous instructions or an elected lane touch is not private.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NoReturn
@@ -40,7 +38,7 @@ class State:
         adds: bool,
         must: bool,
         refuse: Refuse,
-    ) -> State:
+    ) -> "State":
         """The state after an access. `adds`: it goes on from what was there. `must`: what is
         written has to be read. What may not be goes to `refuse`."""
         name = storage_of(node, access).arg.name

@@ -1,7 +1,5 @@
 """What an abstract run needs of a kernel: values as functions, who uses what, and the warps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -94,7 +92,7 @@ class Program:
             self._accesses[node] = found
         return found
 
-    def parts(self, body: tuple[Statement, ...]) -> list[Statement | Straight]:
+    def parts(self, body: tuple[Statement, ...]) -> list["Statement | Straight"]:
         """Statements, those in a row that touch constant places of private registers together."""
         found = self._parts.get(body)
         if found is None:

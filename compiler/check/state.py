@@ -5,8 +5,6 @@ proxy. An access is ordered after an earlier one if its issuer knows that event 
 new access.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -78,18 +76,18 @@ class Knowledge:
         known = self.wgmma if pipe == "wgmma" else self.async_ if proxy == "async" else self.tensor
         return known | self.over if mode == "w" else known
 
-    def message(self) -> Message:
+    def message(self) -> "Message":
         """What an arrival with release semantics publishes."""
         seen = self.tensor_released | self.tensor_seen
         return Message(self.generic, self.async_, seen, self.over)
 
-    def learn(self, message: Message) -> None:
+    def learn(self, message: "Message") -> None:
         self.generic |= message.generic
         self.async_ |= message.async_
         self.tensor_seen |= message.tensor | message.async_
         self.over |= message.over
 
-    def include(self, other: Knowledge, but: int, fenced: int) -> None:
+    def include(self, other: "Knowledge", but: int, fenced: int) -> None:
         """Add what another part of the same warp knows, except some events, and that some were
         fenced."""
         self.generic |= other.generic & ~but
@@ -109,7 +107,7 @@ class Message:
     tensor: int = 0
     over: int = 0
 
-    def add(self, other: Message) -> None:
+    def add(self, other: "Message") -> None:
         self.generic |= other.generic
         self.async_ |= other.async_
         self.tensor |= other.tensor
@@ -119,11 +117,11 @@ class Message:
     def events(self) -> int:
         return self.generic | self.async_ | self.tensor
 
-    def without(self, events: int) -> Message:
+    def without(self, events: int) -> "Message":
         rest = ~events
         return Message(self.generic & rest, self.async_ & rest, self.tensor & rest, self.over)
 
-    def relaxed(self, handed: int, asynchronous: int) -> Message:
+    def relaxed(self, handed: int, asynchronous: int) -> "Message":
         """What a relaxed arrival hands over: no data, but places that nothing uses any more.
 
         `handed` are arrivals and accesses to tensor memory, whose own fences order them (PTX ISA

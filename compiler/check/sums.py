@@ -4,8 +4,6 @@ What is known on the way to a statement, from branches, loops, predicates and mi
 are not negative. Added to a sum they may cancel symbols, of which what is left is bounded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -30,9 +28,9 @@ class Path:
     known: dict[Any, tuple[Form, ...]] = field(default_factory=dict)  # the same of symbols
     forms: dict[UOp, Form] = field(default_factory=dict)
     exact: dict[UOp, Form] = field(default_factory=dict)
-    under: dict[UOp, Path | None] = field(default_factory=dict)
+    under: dict[UOp, "Path | None"] = field(default_factory=dict)
 
-    def child(self) -> Path:
+    def child(self) -> "Path":
         forms, exact = dict(self.forms), dict(self.exact)
         inside = Path(dict(self.ranges), list(self.facts), dict(self.known), forms, exact)
         inside.forget()

@@ -1,7 +1,5 @@
 """Nodes, interned: values and their arithmetic, storage and slots of it, statements."""
 
-from __future__ import annotations
-
 import hashlib
 import weakref
 from collections.abc import Callable
@@ -74,11 +72,11 @@ class UOp:
 
     __slots__ = ("__weakref__", "arg", "op", "site", "src")
     op: Op
-    src: tuple[UOp, ...]
+    src: tuple["UOp", ...]
     arg: Any
     site: str
 
-    def __new__(cls, op: Op, src: tuple[UOp, ...] = (), arg: Any = None, site: str = "") -> Self:
+    def __new__(cls, op: Op, src: tuple["UOp", ...] = (), arg: Any = None, site: str = "") -> Self:
         key = (op, arg, site, tuple(map(id, src)))
         found: Self | None = _INTERNED.get(key)
         if found is None:
@@ -91,11 +89,11 @@ class UOp:
         return show(self)
 
 
-def _binary(name: str) -> Callable[[Value, Scalar], Value]:
+def _binary(name: str) -> Callable[["Value", "Scalar"], "Value"]:
     return lambda a, b: alu(name, a, b)
 
 
-def _swapped(name: str) -> Callable[[Value, Scalar], Value]:
+def _swapped(name: str) -> Callable[["Value", "Scalar"], "Value"]:
     return lambda b, a: alu(name, a, b)
 
 
@@ -103,7 +101,7 @@ class Value(UOp):
     """An unsigned number of 32 bits: a constant, a parameter, a variable, or computed of values."""
 
     __slots__ = ()
-    src: tuple[Value, ...]
+    src: tuple["Value", ...]
 
     __add__, __radd__ = _binary("add"), _swapped("add")
     __sub__, __rsub__ = _binary("sub"), _swapped("sub")

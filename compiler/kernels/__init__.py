@@ -1,7 +1,5 @@
 """The registry of kernel families: one package each, listed here and nowhere else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial

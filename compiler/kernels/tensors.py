@@ -1,7 +1,5 @@
 """Which definitions a family takes: names, shapes and dtypes of tensors, limits of their axes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field

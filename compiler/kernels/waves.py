@@ -4,8 +4,6 @@ Times step where a round of blocks begins: which choices lose there changes from
 next, and no smooth function of the axes says it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 

@@ -4,8 +4,6 @@ A call checks its arguments, takes the member that serves its sizes, and launche
 stream. It never waits for the device, and allocates through torch alone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib
@@ -36,7 +34,7 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, float, int, type(None)})
 LAUNCHERS = ("native", "ctypes")
 
 
-def load(folder: str | os.PathLike[str], *, launcher: str | None = None) -> Kernel:
+def load(folder: str | os.PathLike[str], *, launcher: str | None = None) -> "Kernel":
     """The library in a folder. Its files are checked here; a device gets its kernels at the first
     call there.
 

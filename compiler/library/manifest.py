@@ -5,8 +5,6 @@ serves what sizes. Reading one checks schema, types, names, sizes and digests; e
 LibraryError of one line. Nothing of a library is executed but its kernels, on the GPU.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -46,7 +44,7 @@ class File:
     sha256: str
 
     @staticmethod
-    def of(name: str, data: bytes) -> File:
+    def of(name: str, data: bytes) -> "File":
         return File(name, len(data), hashlib.sha256(data).hexdigest())
 
 
@@ -151,7 +149,7 @@ class Manifest:
         return {"schema": SCHEMA, **asdict(self)}
 
     @staticmethod
-    def from_json(data: Any) -> Manifest:
+    def from_json(data: Any) -> "Manifest":
         """Raises LibraryError for another schema, and for whatever is missing or wrong."""
         if not isinstance(data, dict) or "schema" not in data:
             raise LibraryError("not the manifest of a kernel library: it has no schema")

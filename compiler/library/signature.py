@@ -4,8 +4,6 @@ A refused call is an `ArgumentError` of one line; nothing was launched. Shapes a
 the first time a call has them: `call` keeps a plan for each.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +43,7 @@ class Signature:
     equalities: tuple[tuple[str, str], ...]
 
     @staticmethod
-    def of(definition: Mapping[str, Any]) -> Signature:
+    def of(definition: Mapping[str, Any]) -> "Signature":
         """From FlashInfer-Bench JSON; KeyError, TypeError or AttributeError where it is not."""
         axes, text = definition["axes"], definition.get("reference") or ""
 

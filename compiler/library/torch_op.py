@@ -4,8 +4,6 @@ NAME is the definition's; a second, other library of the same definition in a pr
 the first 8 digits of its digest. `NAME_out` writes given outputs. Eager calls do not pass here.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from ptxflow.compiler.library.signature import Argument, Signature
 NAMESPACE = __name__.partition(".")[0]  # ptxflow, or the name that a Solution's copy has
 _library: Any = getattr(torch.library, "Library")(NAMESPACE, "FRAGMENT")  # noqa: B009  untyped
 _lock = threading.Lock()
-_registered: dict[str, Kernel] = {}  # by operator
+_registered: dict[str, "Kernel"] = {}  # by operator
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The full/empty ring of a producer and its consumers, and tiles that TMA brings into it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +25,7 @@ class Ring:
     empty: Storage
 
     @staticmethod
-    def of(name: str, stages: int, full_count: int, empty_count: int) -> Ring:
+    def of(name: str, stages: int, full_count: int, empty_count: int) -> "Ring":
         return Ring(
             stages,
             mbar(f"{name}_full", stages, full_count),

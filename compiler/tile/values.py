@@ -5,8 +5,6 @@ registers that there are. Numbers of shared memory, loops and branches are value
 `UInt32.value` is one.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -98,34 +96,34 @@ class Registers:
         """`width` registers that nothing else has."""
         return self(f"t{len(self.held)}_", width, dtype)
 
-    def float32(self, width: int = 1, name: str = "", dtype: str = "b32") -> Float32:
+    def float32(self, width: int = 1, name: str = "", dtype: str = "b32") -> "Float32":
         """Floats in fresh registers, or in those of that name."""
         return Float32(self, self(name, width, dtype) if name else self.fresh(width, dtype))
 
-    def constant(self, number: float, width: int = 1, **attrs: Any) -> Float32:
+    def constant(self, number: float, width: int = 1, **attrs: Any) -> "Float32":
         """A number in each of some registers."""
         out = self.float32(width)
         emit(at.mov(out.slot, float_bits(number), **attrs))
         return out
 
-    def uint32(self, value: Scalar | None = None, name: str = "", width: int = 1) -> UInt32:
+    def uint32(self, value: Scalar | None = None, name: str = "", width: int = 1) -> "UInt32":
         """A register or more, with a value if one is given."""
         out = UInt32(self, self(name, width) if name else self.fresh(width))
         if value is not None:
             emit(at.mov(out.slot, value))
         return out
 
-    def of(self, atom: Constructor, *operands: Operand, n: int = 1, **attrs: Any) -> UInt32:
+    def of(self, atom: Constructor, *operands: Operand, n: int = 1, **attrs: Any) -> "UInt32":
         """What an instruction leaves in `n` fresh registers, its first operand."""
         out = self.uint32(width=n)
         emit(atom(out, *operands, **attrs))
         return out
 
-    def either(self, condition: Value, yes: Scalar, no: Scalar) -> UInt32:
+    def either(self, condition: Value, yes: Scalar, no: Scalar) -> "UInt32":
         """One of two values, as a condition of the lane holds or not."""
         return self.of(at.either, yes, no, condition)
 
-    def together(self, values: Sequence[Scalar]) -> UInt32:
+    def together(self, values: Sequence[Scalar]) -> "UInt32":
         """Values in neighbouring registers."""
         out = self.uint32(width=len(values))
         for i, held in enumerate(values):
@@ -167,10 +165,10 @@ class Vector:
         """As many registers, or `n`, that nothing else has."""
         return type(self)(self.registers, self.registers.fresh(n or self.n), self.by_row)
 
-    def set(self, other: Vector, **attrs: Any) -> None:
+    def set(self, other: "Vector", **attrs: Any) -> None:
         emit(at.copy(self.slot, other.slot, **attrs))
 
-    def apply(self, atom: Constructor, *others: Vector, n: int = 0, **attrs: object) -> Self:
+    def apply(self, atom: Constructor, *others: "Vector", n: int = 0, **attrs: object) -> Self:
         """An instruction's result of these registers and others: `n`, or as many as these."""
         out = self.fresh(n)
         emit(atom(out.slot, self.slot, *(other.slot for other in others), **attrs))
@@ -189,11 +187,11 @@ class UInt32(Vector):
         """Of the one register, as places and conditions take it: see `ir.value_of`."""
         return value_of(self.slot)
 
-    def __iadd__(self, other: UInt32) -> Self:
+    def __iadd__(self, other: "UInt32") -> Self:
         emit(at.sum_u32(self, self, other))
         return self
 
-    def unpack(self, dtype: str, **attrs: Any) -> Float32:
+    def unpack(self, dtype: str, **attrs: Any) -> "Float32":
         """Of pairs of 16 bits in a register, each of them."""
         out = self.registers.float32(2 * self.n)
         emit(at.unpack(out.slot, self.slot, dtype=dtype, **attrs))
@@ -204,23 +202,23 @@ class UInt32(Vector):
 class Float32(Vector):
     """Floats. A second operand is as wide as the first; a factor may be taken in turn, too."""
 
-    def __add__(self, other: Float32) -> Self:
+    def __add__(self, other: "Float32") -> Self:
         return self.apply(at.sum_f32, other)
 
-    def __sub__(self, other: Float32) -> Self:
+    def __sub__(self, other: "Float32") -> Self:
         return self.apply(at.sub_f32, other)
 
-    def __truediv__(self, other: Float32) -> Self:
+    def __truediv__(self, other: "Float32") -> Self:
         return self.apply(at.div_f32, other)
 
-    def __mul__(self, factor: Float32) -> Self:
+    def __mul__(self, factor: "Float32") -> Self:
         return self.apply(at.scale_f32, factor)
 
-    def __iadd__(self, other: Float32) -> Self:
+    def __iadd__(self, other: "Float32") -> Self:
         emit(at.add_f32(self.slot, other.slot))
         return self
 
-    def __imul__(self, factor: Float32) -> Self:
+    def __imul__(self, factor: "Float32") -> Self:
         rows = factor.by_row and self.n > factor.n
         emit((at.rescale_rows if rows else at.rescale)(self.slot, factor.slot))
         return self

@@ -1,7 +1,5 @@
 """Command-line values to problems: axes, devices, strategy files; what is wrong is a UsageError."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

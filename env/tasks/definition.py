@@ -5,8 +5,6 @@ Everything wrong with one raises `DefinitionError`, whose message is one line. t
 only when a reference runs.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools
@@ -134,7 +132,7 @@ class Definition:
             for name, t in tensors.items()
         }
 
-    def resized(self, **axes: int) -> Definition:
+    def resized(self, **axes: int) -> "Definition":
         """The same operator with other constants; of its reference those named after an axis (TOPK)
         take that axis's value."""
         values = {n: Axis(axes.get(n, a.value), a.description) for n, a in self.axes.items()}

@@ -7,8 +7,6 @@ Of each the name, the op, the family that builds its kernels, and its variable a
 none was. Other values and definitions of one's own, as JSON files, are taken too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ptxflow.command import Parser, align

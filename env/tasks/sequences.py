@@ -5,8 +5,6 @@ by turns exponential, one long among many short, and uniform. Lengths do not dep
 library plans once for a workload, and every seed is the same load. Page ids do.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass

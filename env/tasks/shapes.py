@@ -5,8 +5,6 @@ Ranges are stated here. What a family takes within them its problem says; consta
 definitions are drawn, too, by half of the draws of an axis.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 

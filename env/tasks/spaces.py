@@ -3,8 +3,6 @@
 With one process spaces alone are worked out; rewards then follow where they are needed.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Collection, Iterable, Sequence

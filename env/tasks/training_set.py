@@ -4,8 +4,6 @@ A `Row` names definitions and the values of their variable axes. Rows whose fami
 registered are passed over. A definition that no row names takes the row of its family.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

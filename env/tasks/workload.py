@@ -6,8 +6,6 @@ files that did not travel with them, and `inputs.make_inputs` draws valid ones f
 Rows of ours have the source `ptxflow`; tensors that must be valid are marked `generated`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,7 +61,7 @@ class Workload:
         return row if live is None else row | {"live_query_rows": live}
 
     @staticmethod
-    def from_json(row: Mapping[str, Any]) -> Workload:
+    def from_json(row: Mapping[str, Any]) -> "Workload":
         """KeyError where a key is missing."""
         workload = row["workload"]
         return Workload(

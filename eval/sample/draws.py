@@ -24,8 +24,8 @@ from ptxflow.compiler.files import write_whole
 from ptxflow.compiler.processes import each
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU
-from ptxflow.env.search import USUAL
-from ptxflow.env.space import Space, decision_digest
+from ptxflow.env.search import USUAL, Values
+from ptxflow.env.space import Codes, Space, decision_digest
 from ptxflow.env.tasks.arguments import (
     find_device,
     find_family,
@@ -126,9 +126,14 @@ def scored(
     drawn = score(policy, part, most, seed, sharpness, tau) if draws else None
     reward = reward_within(policy.about if draws else {}, space)[0]
     codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), seed)
-    steps = -np.round(tflops / tflops[0], 4)
-    apart = codes[np.unique(steps, return_index=True)[1]]
-    return with_found(drawn, policy, part, apart[:most], tau), len(codes)
+    found, _ = apart(codes, tflops)
+    return with_found(drawn, policy, part, found[:most], tau), len(codes)
+
+
+def apart(codes: Codes, tflops: Values) -> tuple[Codes, Values]:
+    """Of what a search found, best first, one of those whose rewards are alike."""
+    first = np.unique(-np.round(tflops / tflops[0], 4), return_index=True)[1]
+    return codes[first], tflops[first]
 
 
 def drawn(

@@ -5,11 +5,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ptxflow.command import Parser, add_cluster
+from ptxflow.command import Parser
 
-RESULTS, PAGE, PLOTS, RECORDS = "results.json", "report.html", "plots", "records.jsonl"
+RESULTS, PAGE, PLOTS = "results.json", "report.html", "plots"
 PARTS = ("devices", "tuning", "ablation")  # what is done besides playing the methods
-SEEDS, BUDGET, LIVE_SEEDS, LIVE_BUDGET = 50, 128, 3, 32
+SEEDS, BUDGET = 50, 128
 LEAST_BUDGET = 8  # at which policies are judged
 
 HELP = """\
@@ -20,11 +20,6 @@ told nothing but the times of what they choose to measure; all have the same bud
 measurements. Which sub-spaces there are, the measurement files say. Policies are those in
 checkpoints/ and those given; a policy proposes strategies of the sub-space with its probabilities,
 renormalised. No GPU is needed.
-
-With --live the same methods play on all valid strategies of a workload, and what they ask for is
-compiled, checked and timed on this machine's GPU. The true optimum is then not known: losses are
-against the best that any run found. What the records hold is not measured again, so that the same
-command goes on where it was stopped.
 """
 EPILOG = """\
 examples:
@@ -32,8 +27,6 @@ examples:
   ptxflow evaluate --into eval/results/evaluation.md --plots plots/evaluation
   ptxflow evaluate --policy norms=runs/norms/checkpoint.safetensors --methods uniform,policy,norms
   ptxflow evaluate --results out/evaluation/results.json --plots out/plots    draw again only
-  ptxflow evaluate --live --definition gemm_n5120_k2048 --axes M=17 \\
-      --methods policy,random,tpe,bico --out out/live
 
 writes into --out:
   results.json   every figure, with the files that it follows from
@@ -74,38 +67,18 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="besides play, only these: devices (other devices, by their models), tuning (policies "
         "that learn from what they measure), ablation (kernels with one decision put back), or "
         "none (default: all)")  # fmt: skip
-    add("--seeds", type=int, help="runs of each method that draws (default: 50; live: 3)")
-    add("--budget", type=int, help="measurements of a run (default: 128; live: 32)")
+    add("--seeds", type=int, default=SEEDS, help="runs of each method that draws (default: 50)")
+    add("--budget", type=int, default=BUDGET, help="measurements of a run (default: 128)")
     add("--least", type=int, help="strategies that make a sub-space (default: 120)")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)")
     add("--out", type=Path, default=Path("out/evaluation"), help="folder (default: out/evaluation)")
     add("--into", type=Path, metavar="PAGE.md", help="also renew the tables of this page")
     add("--plots", type=Path, metavar="DIR", help="also write the plots there")
     add("--results", type=Path, metavar="FILE", help="report these results; nothing is played")
-    live_arguments(parser)
     args = parser.parse_args(argv)
-    if args.seeds is None:
-        args.seeds = LIVE_SEEDS if args.live else SEEDS
-    if args.budget is None:
-        args.budget = LIVE_BUDGET if args.live else BUDGET
     for name, least in (("seeds", 1), ("jobs", 1), ("least", 1), ("budget", LEAST_BUDGET)):
         value = getattr(args, name)
         if value is not None and value < least:
             parser.error(f"--{name} must be at least {least}, not {value}")
-    if args.live and args.transcript:
-        parser.error("--transcript is not of --live: see ptxflow tune --proposer model")
-    if not args.live and (args.definition or args.axes or args.records):
-        parser.error("--definition, --axes and --records are of --live")
     return args
 
-
-def live_arguments(parser: argparse.ArgumentParser) -> None:
-    add_cluster(parser)
-    add = parser.add_argument_group(
-        "on a GPU", "instead of replaying, methods measure here what they ask for"
-    ).add_argument
-    add("--live", action="store_true", help="compile and time on this machine's GPU")
-    add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
-    add("--definition", nargs="+", metavar="NAME", help="of env/tasks/definitions")
-    add("--axes", nargs="+", default=[], metavar="M=17,1000", help="values, by comma")
-    add("--records", type=Path, metavar="FILE", help="appended to (default: OUT/records.jsonl)")

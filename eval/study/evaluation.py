@@ -1,4 +1,4 @@
-"""An evaluation: policies and searches played on brute-forced spaces, or live, and the report.
+"""An evaluation: policies and searches played on brute-forced spaces, and the report.
 
 `ptxflow evaluate --help` explains.
 """
@@ -21,23 +21,21 @@ from tqdm import tqdm
 from ptxflow.command import BadInput
 from ptxflow.compiler.device import DEVICES
 from ptxflow.compiler.files import write_whole
-from ptxflow.env.measurements import MeasurementError, by_workload, load_measurements
+from ptxflow.env.measurements import MeasurementError, load_measurements
 from ptxflow.env.observations import read_observed
 from ptxflow.env.reward import ModelReward, Reward, log_reward
 from ptxflow.env.reward_source import build, stored
 from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import SurrogateError
 from ptxflow.env.surrogate_file import read
-from ptxflow.eval.bench import measurer
 from ptxflow.eval.bench.campaign import FAILURES
 from ptxflow.eval.bench.markdown import renewed
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.study.ablation import ablations
-from ptxflow.eval.study.arguments import PAGE, PARTS, PLOTS, RECORDS, RESULTS
+from ptxflow.eval.study.arguments import PAGE, PARTS, PLOTS, RESULTS
 from ptxflow.eval.study.draws import by_model, sharpness
 from ptxflow.eval.study.kernels import roofline, summary
 from ptxflow.eval.study.knowledge import look_up, surrogate_scores, trained_problems
-from ptxflow.eval.study.live import find_fields, judged, play_field
 from ptxflow.eval.study.plots import draw
 from ptxflow.eval.study.report import TRAINING, render
 from ptxflow.eval.study.results import Distribution, assemble
@@ -385,43 +383,6 @@ def other_devices(
     return out
 
 
-def play_live(args: argparse.Namespace) -> dict[str, Any]:
-    """The results of playing on this machine's GPU: JSON data, as of what is replayed."""
-    fields = find_fields(args.definition or (), args.axes, args.device)
-    path = args.records or args.out / RECORDS
-    files = sorted(args.measurements or MEASUREMENTS.glob("h200-*.jsonl.xz"))
-    policies = find_policies(args.policy)
-    absent: dict[str, str] = {}
-    fitted = fitted_scores([f.space for f in fields], files, args)
-    played = {}
-    families = [f.space.family for f in fields]
-    command = "ptxflow evaluate --live"
-    with measurer.open_measurer(path, fields[0].space.device, families, command) as measure:
-        for field, scores in zip(fields, fitted, strict=True):
-            distributions = distributions_on(field.space, policies, {}, absent)
-            held = methods_on(distributions, field.space, scores)
-            methods = players(held, args.methods)
-            played[field.name] = play_field(field, methods, args.seeds, args.budget, measure)
-    measured = {g[0].workload: g for g in by_workload(load_measurements([path])).values()}
-    found = []
-    for f in fields:
-        place = f.definition.name, tuple(sorted(f.axes.items())), f.space.device.name
-        found.append(judged(f, played[f.name], measured[place], args.budget))
-    kept = [item for item in found if item is not None]
-    if not kept:
-        raise BadInput(f"no kernel was right: {path} says why")
-    replays, runs = [r for r, _ in kept], [run for _, own in kept for run in own]
-    about = sources(args, [path], [path], policies) | {"absent": absent, "live": True}
-    records = read_records(path)
-    return {
-        "about": about,
-        "training": costs(policies),
-        "kernels": summary(records),
-        "roofline": roofline(records),
-        **assemble(replays, runs, {}, args.seeds),
-    }
-
-
 def report(results: dict[str, Any], args: argparse.Namespace) -> None:
     """Write everything that follows from the results, and print the tables that matter most."""
     found = tables(results)
@@ -441,7 +402,7 @@ def run(args: argparse.Namespace, beside: Beside | None, model: Blind | None) ->
         results = json.loads(args.results.read_text(encoding="utf-8"))
     else:
         torch.set_num_threads(1)  # products of a policy are so small that threads cost more
-        results = play_live(args) if args.live else play_all(args, beside, model)
+        results = play_all(args, beside, model)
         write_whole(args.out / RESULTS, json.dumps(results) + "\n")
     report(results, args)
     return 0
@@ -461,5 +422,5 @@ def command(
         print(f"evaluate: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"evaluate: stopped{'; the same command goes on' * args.live}", file=sys.stderr)
+        print("evaluate: stopped", file=sys.stderr)
         return 130

@@ -15,13 +15,6 @@ INTRO = (
     "medians over {seeds} seeds with 95% bootstrap intervals. Everything follows from the files "
     "named at the end: `{command}`."
 )
-LIVE = (
-    "Methods played live: on all valid strategies of a workload, each measured when a method asked "
-    "for it. The true optimum is not known: losses are against the best that any run found, and "
-    "`spaces` counts what was measured. All methods have the same budget of measurements. Figures "
-    "are medians over {seeds} seeds with 95% bootstrap intervals. Everything follows from the "
-    "records named at the end: `{command}`."
-)
 COMMAND = "ptxflow evaluate"
 TRAINING = {
     "loss": "The loss of training.",
@@ -117,8 +110,7 @@ def render(results: Mapping[str, Any], plots: Sequence[Path], training: Sequence
         sections.append(Section(content.title, content.text, texts, drawn))
         if content.title == CURVES:
             sections += _groups(results["groups"], played)
-    text, command = (LIVE, f"{COMMAND} --live") if about.get("live") else (INTRO, COMMAND)
-    intro = text.format(seeds=about["seeds"], command=command)
+    intro = INTRO.format(seeds=about["seeds"], command=COMMAND)
     return page("ptxflow: policies beside searches", intro, sections)
 
 

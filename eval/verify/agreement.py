@@ -5,8 +5,6 @@ must be equal) and on random normal data (sums differ by their order: the differ
 its bound, one rounding of C and float32 accumulation).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

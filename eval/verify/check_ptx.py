@@ -10,8 +10,6 @@ examples:
   ptxflow check-ptx kernel.ptx --launch launch.json --schedules 16 --format sarif --out check.sarif
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Sequence

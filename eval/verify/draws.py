@@ -6,8 +6,6 @@ Which definitions a family builds, and at which workloads, is read from the regi
 random axes its problem says; here stand only axes that follow from others.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import zlib

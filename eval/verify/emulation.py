@@ -5,8 +5,6 @@ tails in every direction, and others, chosen by what they cover of the kernel's 
 `cases` has their inputs, and what is right, exactly or between narrow bounds.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence
@@ -69,7 +67,7 @@ class Emulation:
         return 1 - self.open / self.items if self.items else 0.0
 
     @classmethod
-    def from_json(cls, row: dict[str, Any]) -> Emulation:
+    def from_json(cls, row: dict[str, Any]) -> "Emulation":
         """As `asdict` gives it."""
         return cls(**row | {n: tuple(row[n]) for n in ("hazards", "unexecuted")})
 

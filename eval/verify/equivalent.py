@@ -4,8 +4,6 @@
 works both ways: what it names must be accepted, and what is accepted must be on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,8 +1,6 @@
 """Runs any sm_90a or sm_100a PTX kernel in the emulator under adversarial schedules, and says what
 it found: races, faults, deadlocks, wrong values, each with the lines of the text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace

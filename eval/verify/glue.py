@@ -6,8 +6,6 @@ or else the same text, in float64 by torch's own functions, or in NumPy's intege
 text is executed (`tile.text`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Read strictly: an unknown field, a wrong type, a number out of range is a BadInput that says where.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -166,10 +164,10 @@ class _Object:
             raise self.wrong(f"{_shown(value)} is not one of {', '.join(known)}", name)
         return value
 
-    def inner(self, name: str) -> _Object:
+    def inner(self, name: str) -> "_Object":
         return _Object(self.left.pop(name, {}), f"{self.where}.{name}", self.folder)
 
-    def items(self, name: str) -> list[_Object]:
+    def items(self, name: str) -> list["_Object"]:
         listed = enumerate(self.take(name, list, []))
         return [_Object(v, f"{self.where}.{name}[{i}]", self.folder) for i, v in listed]
 

@@ -3,8 +3,6 @@
 Every mutant is a different tree; none is sampled. What becomes of them is `mutation`'s business.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any

@@ -11,8 +11,6 @@ survived  accepted, right under every schedule, and not on that list
 refused   on that list, and refused: the validator is too strict
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time
@@ -83,7 +81,7 @@ class Judged:
         return f"{self.text}: {'; '.join(complaints)}" if complaints else self.text
 
     @classmethod
-    def from_json(cls, row: Summary) -> Judged:
+    def from_json(cls, row: Summary) -> "Judged":
         """As `asdict` gives it."""
         emulation = row["emulation"] and Emulation.from_json(row["emulation"])
         return cls(**row | {"emulation": emulation})

@@ -4,8 +4,6 @@
 with --into PAGE, puts each section between its marks in that page. A pure function of the files.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterable, Sequence

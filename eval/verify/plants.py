@@ -9,8 +9,6 @@ runs in a child process that can be killed. With --log, outcomes are kept and a 
 goes on with the rest.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

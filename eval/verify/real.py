@@ -6,8 +6,6 @@ clusters of every launch, under the schedule in which everything lands as late a
 have the inputs and what is right.
 """
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

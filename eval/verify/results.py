@@ -3,8 +3,6 @@
 A file is written whole or not at all; `eval.verify.page` renders them.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

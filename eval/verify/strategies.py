@@ -7,8 +7,6 @@ executed, and what becomes of some mutants of the kernel. What any stage refuses
 reason.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -5,8 +5,6 @@ and no C75xx note, and shows in its machine code what the strategy claims; for a
 family takes. Shapes are random in every axis, constant ones too, or of --definition at --axes.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -3,8 +3,6 @@
 A loop takes no second turn where none does in any trip class of its family.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

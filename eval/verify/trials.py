@@ -5,8 +5,6 @@ that very text; where constants are smaller, a text that differs from it in numb
 Where only some clusters run, what they write is checked as far as all that it needs was computed.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence

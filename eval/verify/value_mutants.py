@@ -5,8 +5,6 @@ changed wherever it is the same node, and at one statement alone. A change of th
 the PTX as it is, or that the writer has no text for, is no mutant.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence

@@ -15,8 +15,6 @@ With --log, verdicts are kept as lines of JSON as they are reached, and a run th
 on with the rest. They are of the kernel's PTX, the mutant's and the problems, whatever builds them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -5,8 +5,6 @@ that cover more of the text, and a larger random one for what these do not kill.
 once and kept on disk; where only some clusters run, what they write is learnt from the kernel.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,28 +1,21 @@
-"""Live measuring, and `ptxflow evaluate --live`: what comes next, also after a run goes on, and
-what it is given."""
+"""Live measuring: what comes next, also after a run goes on, and what it is given."""
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from ptxflow.env.measurements import REFINE, SCREEN
+from ptxflow.env.measurements import REFINE
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.definition import load
-from ptxflow.eval import __main__ as evaluate
 from ptxflow.eval.bench import live_reward
 from ptxflow.eval.bench.live_reward import AT_A_TIME, Live
 from ptxflow.eval.bench.measurer import open_measurer, seconds
-from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.bench.worker import Worker, WorkerError
-from ptxflow.eval.study import evaluation
-from ptxflow.eval.study.arguments import arguments
-from ptxflow.eval.study.live import find_fields
-from tests.builders import played, refused, space_at, untrained
+from ptxflow.eval.sample.live import Field
+from tests.builders import played, space_at
 from tests.scripted_gpu import MADE, scripted_gpu
 
 PLACES = [("gemm_n128_k2048", "M", m) for m in (1, 2, 4, 8, 16)] + [
@@ -67,23 +60,9 @@ def test_the_least_measured_come_next_also_after_a_run_goes_on(
 
 
 NAME = "gdn_decode_qk16_v32_d128_k_last"
-PLACE = ("--live", "--definition", NAME, "--axes", "batch_size=20", "--budget", "8", "--seeds", "2")
-
-
 @pytest.fixture
-def policies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder of checkpoints with one that nobody trained."""
-    space = find_fields([NAME], ["batch_size=20"], "h200")[0].space
-    about = {
-        "settings": {"device": "h200", "reward": {"source": "model"}},
-        "train": {"tau": 0.02, "batch": 8},
-        "result": {"steps": 1, "trajectories_per_s": 1.0, "trained": {"workloads": 1}},
-    }
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    untrained(folder / "h200.safetensors", space, about)
-    monkeypatch.setattr(evaluation, "CHECKPOINTS", folder)
-    return folder
+def field() -> Field:
+    return Field.of((NAME, {"batch_size": 20}), "h200", wide=False)
 
 
 @pytest.fixture(autouse=True)
@@ -91,9 +70,8 @@ def rig(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Worker:
     return scripted_gpu(monkeypatch, tmp_path)
 
 
-def test_what_is_asked_for_again_is_not_measured_again(tmp_path: Path) -> None:
-    (field,) = find_fields([NAME], ["batch_size=20"], "h200")
-    candidates, path = field.candidates(range(100)), tmp_path / "r.jsonl"
+def test_what_is_asked_for_again_is_not_measured_again(field: Field, tmp_path: Path) -> None:
+    candidates, path = field.candidates(field.space.listed().codes[:100]), tmp_path / "r.jsonl"
     (tmp_path / "broken").touch()  # the child dies once; the kernel is measured by the next
     with open_measurer(path, field.space.device, [field.space.family], "test") as measure:
         first = measure(candidates)
@@ -111,50 +89,10 @@ def test_what_is_asked_for_again_is_not_measured_again(tmp_path: Path) -> None:
         assert MADE.total() == made
 
 
-def test_a_machinery_that_fails_twice_ends_the_run(tmp_path: Path, rig: Worker) -> None:
+def test_a_machinery_that_fails_twice_ends_the_run(
+    field: Field, tmp_path: Path, rig: Worker
+) -> None:
     rig.command = [sys.executable, "-c", "raise SystemExit(1)"]
-    (field,) = find_fields([NAME], ["batch_size=20"], "h200")
     path = tmp_path / "r.jsonl"
     with open_measurer(path, field.space.device, [], "test") as m, pytest.raises(WorkerError):
-        m(field.candidates(range(16)))
-
-
-@pytest.mark.usefixtures("policies", "one_plot")
-def test_methods_play_on_the_gpu(tmp_path: Path, capsys: Any) -> None:
-    out = tmp_path / "out"
-    asked = (*PLACE, "--methods", "policy,random,TPE,bico", "--out", str(out))
-    assert evaluate.main([*asked]) == 0
-    results = json.loads((out / "results.json").read_text())
-    (name,) = results["groups"]["all"]["workloads"]
-    assert name == f"{NAME} batch_size=20" and results["about"]["live"]
-    methods = results["groups"]["all"]["methods"]
-    assert set(methods) == {"policy", "uniform random", "TPE", "BICO-guided"}
-    records = read_records(out / "records.jsonl")
-    screens = {r.key: r for r in records if r.timing_pass == SCREEN}
-    assert len(screens) == sum(r.timing_pass == SCREEN for r in records) <= 4 * 2 * 8
-    right = [r for r in screens.values() if r.status == "ok"]
-    least = min(seconds(r) for r in right)
-    assert results["workloads"][0]["optimum_us"] == pytest.approx(least * 1e6)
-    assert min(m["gap"]["8"][1] for m in methods.values()) < 0.2
-    assert "| uniform random |" in capsys.readouterr().out
-    page = (out / "report.html").read_text()
-    assert "the best that any run found" in page and "Distance to the target" not in page
-    # what was recorded is not measured again, and the numbers are the same
-    assert evaluation.play_live(arguments(asked))["groups"] == results["groups"]
-    assert sum(r.timing_pass == SCREEN for r in read_records(out / "records.jsonl")) == len(screens)
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (("--live",), "--live needs --definition and --axes"),
-        (("--live", "--definition", "x.json", "--axes", "M=1"), "records by name: x.json"),
-        (("--live", "--definition", NAME, "--axes", "M=1"), "M"),
-        (("--definition", NAME), "are of --live"),
-        (("--live", "--budget", "4"), "--budget must be at least 8"),
-    ],
-)
-def test_bad_input_is_one_line(
-    given: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert says in refused(evaluate.main, capsys, *given, "--out", tmp_path / "out")
+        m(field.candidates(field.space.listed().codes[:16]))

@@ -17,7 +17,7 @@ from ptxflow.eval.study.search.bico import Bico, guaranteed, log, plateau, regio
 from ptxflow.eval.study.search.optimisers import GENETIC, TPE, CmaEs, Grid, Lfbo, Projection
 from ptxflow.eval.study.search.plain import Drawn, Exhaustive, Ranked, Sequential, Uniform
 from ptxflow.eval.study.search.play import Foul, Method, Search, interference, play
-from ptxflow.eval.study.search.process import Process, _Residuals, _slope
+from ptxflow.eval.study.search.process import Process, Residuals, _slope
 from ptxflow.eval.study.search.replay import Replay, closed, kept
 from tests.builders import toy_family
 
@@ -239,7 +239,7 @@ def test_the_process_is_conditioned_as_by_hand() -> None:
     rows = Grid.of(SPACE).rows.astype(np.int8)
     rng = np.random.default_rng(0)
     asked, values = rng.permutation(len(rows))[:12], rng.random(12)
-    state = _Residuals(rows)
+    state = Residuals(rows)
     for at, value in zip(asked, values, strict=True):
         state.add(int(at), value)
     apart = (rows[:, None] != rows[None]).sum(2)

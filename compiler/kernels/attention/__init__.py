@@ -1,7 +1,5 @@
 """What attention families share: sequences over page tables, and the problems they are tried on."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.family import PartialSums, Problem, Size
 
 UNLIKE = 120  # tokens behind full pages of a sequence, the last of an MMA's eight rows; or only one

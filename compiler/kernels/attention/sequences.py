@@ -4,8 +4,6 @@ tokens, tiles of queries.
 Lengths are data, so the host launches as many CTAs as chunks there can be: see `Search`.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import frag, loop, slot, value_of
 from ptxflow.compiler.ir.nodes import LANE, Scalar, Statement, Storage, Value, value, var

@@ -1,7 +1,5 @@
 """The indexer of sparse attention: scores of all cached tokens, and the best of each sequence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device

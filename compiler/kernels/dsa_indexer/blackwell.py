@@ -1,7 +1,5 @@
 """Scores on sm_100a: one thread issues tcgen05.mma, and a lane adds up the row of a token."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy

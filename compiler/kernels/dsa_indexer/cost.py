@@ -1,7 +1,5 @@
 """What an indexer strategy asks of the machine, for the analytic model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ counts keys by digits until at most `room` times topk of them are left, and rank
 is above MAX_RANKED it sorts them, because ranks take as many comparisons as there are pairs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scores on sm_90a: wgmma warpgroups multiply 64 tokens at a time and add up in registers."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy

@@ -3,8 +3,6 @@
 A page of the cache is all its keys, a row of float8 values each, then a float32 scale for each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from ptxflow.compiler.atoms.indexing import POSITION_BITS

@@ -4,8 +4,6 @@ A producer brings tiles of keys with their scales, page by page, through a ring;
 multiplies them by the queries of all heads, and consumers add up what heads make of a token.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy

@@ -7,8 +7,6 @@ them. Entries hold positions, so that no two are equal: whatever the number of e
 end, and the first of them are chosen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import reduce
 from operator import or_
@@ -59,7 +57,7 @@ class Sorting:
     run as the entries that are listed need; behind these are zeros, the least.
     """
 
-    def __init__(self, row: Select):
+    def __init__(self, row: "Select"):
         self.row, self.r = row, row.r
         self.turns = -(-row.places // row.threads)  # entries of a thread
         self.most = row.places.bit_length() - 1  # levels

@@ -1,7 +1,5 @@
 """Sparse latent attention: every query token sees the rows of a cache that its list names."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import Statement, program

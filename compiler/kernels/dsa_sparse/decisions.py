@@ -4,8 +4,6 @@ A CTA takes all heads of a query token and its list, or a chunk of the list; a s
 what chunks come to. Tiles, warps and the ring are those of latent attention.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

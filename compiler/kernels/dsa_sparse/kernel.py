@@ -5,8 +5,6 @@ minus infinity. The warps that multiply look entries up themselves, while rows a
 lists are cut into chunks is known before any data are, as lists are all of one length.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device

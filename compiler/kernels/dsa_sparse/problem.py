@@ -3,8 +3,6 @@
 A key is a row of a latent cache, named by its flat slot, page * page_size + place; -1 names none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from ptxflow.compiler.kernels.mla.problem import ELEMENT, refused_sizes

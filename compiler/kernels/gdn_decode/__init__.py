@@ -1,7 +1,5 @@
 """One decoding step of the gated delta rule (Gated DeltaNet), on both targets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device

@@ -5,8 +5,6 @@ moves what its warps have asked for in one such round (Little's law). So the who
 for every step, and nothing else surrounds it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

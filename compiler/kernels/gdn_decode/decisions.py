@@ -4,8 +4,6 @@
 and every lane works on `rows_in_flight` such rows at a time. A head is cut over `head_ctas` CTAs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

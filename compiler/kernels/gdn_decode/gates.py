@@ -6,8 +6,6 @@ definition asks. With e = exp(-|x|) and z = e / (2 + e), at most 1/3, log1p(e) i
 times a polynomial of z^2: within 3e-7 of it however small e is.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

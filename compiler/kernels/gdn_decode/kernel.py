@@ -5,8 +5,6 @@ warp hold whole rows between them, so sums meet by shuffles and warps never wait
 Rows of a lane follow each other, so that their outputs are one store.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import product
 

@@ -7,8 +7,6 @@ state leaves in bulk, it takes the old one's place there. One lane asks for a st
 all lanes read it and write it. Warps share nothing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ptxflow.compiler.atoms import at

@@ -1,7 +1,5 @@
 """GEMM with an epilogue: bias, SiLU gate and residual on accumulators, on sm_90a and sm_100a."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Strategy
 from ptxflow.compiler.ir import Statement

@@ -1,7 +1,5 @@
 """What a GEMM with an epilogue asks of the machine: a GEMM's, and what the epilogue reads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

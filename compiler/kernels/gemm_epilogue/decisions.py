@@ -1,7 +1,5 @@
 """The decisions of a GEMM, with what its epilogue takes of registers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ spills. Elements outside of C are not read, or read from its last row and column
 what becomes of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at

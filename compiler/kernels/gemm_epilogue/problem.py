@@ -4,8 +4,6 @@ With `up` the activation is SiLU, times `up`; without, there is none. Each of th
 out, but not all. Sums, bias, activation and residual are in float32, with one rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,6 @@ Statements `name = expression;` and at last an expression: what becomes of an ac
 are numbers, + - * /, and the functions below.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -46,7 +44,7 @@ class Epilogue:
     reads: tuple[str, ...]
 
     @staticmethod
-    def parse(text: str) -> Epilogue:
+    def parse(text: str) -> "Epilogue":
         """Raises Refused."""
         body = LANGUAGE.parse(text)
         found = Epilogue(text, body, tuple(n for n in READ if n in LANGUAGE.named(body)))

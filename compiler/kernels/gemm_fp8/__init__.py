@@ -1,7 +1,5 @@
 """GEMM in float8 with block scales, promoted in float32 for each 128 of K: sm_90a and sm_100a."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import lcm

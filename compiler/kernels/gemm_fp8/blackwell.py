@@ -5,8 +5,6 @@ scale them and add them to those of all blocks in their registers, while the nex
 multiplied. A lane has a row of 128: a token, or with swapped sides a row of B.
 """
 
-from __future__ import annotations
-
 from math import gcd
 
 from ptxflow.compiler.atoms import at

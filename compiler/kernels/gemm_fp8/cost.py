@@ -1,7 +1,5 @@
 """What a block-scaled GEMM asks of the machine: the GEMM of as many bytes, and promotion."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

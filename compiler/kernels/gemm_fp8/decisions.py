@@ -3,8 +3,6 @@
 A step is one block of K, 128 bytes of every row: 64 elements of the GEMM of 16 bits (`words`).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ wgmma keeps about 14 bits of float8 sums, and scales change from block to block:
 block are scaled and added to those of all in float32. Two warpgroups hide each other's additions.
 """
 
-from __future__ import annotations
-
 from math import gcd
 
 from ptxflow.compiler.atoms import at

@@ -4,8 +4,6 @@ A is float8_e4m3fn [M, K] with a float32 for each token and 128 of K, B is [N, K
 128 x 128, C is bfloat16. A's scales are stored K block by K block, as tensor cores take them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 

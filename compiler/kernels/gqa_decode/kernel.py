@@ -5,8 +5,6 @@ its rows into a ring of its own, and shares nothing with others until its last t
 of a sequence goes to the output, others to the workspace.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 

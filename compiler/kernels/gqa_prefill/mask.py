@@ -7,8 +7,6 @@ number above 0, and round down. A window of 256 keys is `q - k < 256`, beside fo
 `or k < 4`; documents of 512 tokens are `q // 512 == k // 512`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +30,7 @@ class Mask:
     body: Body
 
     @staticmethod
-    def parse(text: str) -> Mask:
+    def parse(text: str) -> "Mask":
         """Raises Refused."""
         body = LANGUAGE.parse(text)
         some = Span(0, TOKENS)

@@ -9,8 +9,6 @@ they can be, which is proven before anything is built. A row a sequence, 64 entr
 should hide.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +31,7 @@ class PageMap:
     width: int
 
     @staticmethod
-    def parse(text: str, width: int) -> PageMap:
+    def parse(text: str, width: int) -> "PageMap":
         """Raises Refused."""
         if not 1 <= width <= WIDEST:
             raise Refused(f"a sequence has 1 to {WIDEST} entries, not {width}")

@@ -8,8 +8,6 @@ A CTA takes row tiles times weight tiles, one after another as far as there are 
 the device knows. A step is one block of K, 128 elements: 128 bytes of every row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,7 +52,7 @@ class Found:
     left: UInt32
 
     @staticmethod
-    def of(r: Registers, who: str) -> Found:
+    def of(r: Registers, who: str) -> "Found":
         return Found(who, *(r.uint32() for _ in range(4)))
 
 

@@ -7,8 +7,6 @@ turn: whoever writes one again has passed the barrier after which its last reade
 that share a row meet at a cluster barrier instead, and each adds the parts of all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -13,8 +13,6 @@ therefore takes only so many chunks of each warp as bound few enough candidates,
 smaller, and the leader counts their first digits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -318,7 +316,7 @@ class Kernel:
     # -- the draw ------------------------------------------------------------------------------
 
     def _draw(
-        self, search: Threshold, key: UInt32, ties: Ties, window: UInt32, uniform: UInt32
+        self, search: "Threshold", key: UInt32, ties: Ties, window: UInt32, uniform: UInt32
     ) -> None:
         """The sample, in the order of indices: where a random number falls among what is kept."""
         index, tile = self.row * self.vocab, (self.row, 0, 1, self.vocab)

@@ -11,7 +11,7 @@ slowest time seen.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,18 @@ class Grid:
         return [len(c) for c in self.choices]
 
 
+class Values:
+    """What an optimiser is given for times, one after the other: a failure is twice the slowest."""
+
+    worst = 0.0
+
+    def __call__(self, time: float) -> float:
+        if np.isfinite(time):
+            self.worst = max(self.worst, time)
+            return time
+        return 2 * self.worst or 1e6
+
+
 class Projection:
     """From proposals to strategies that were not measured yet."""
 
@@ -55,7 +67,7 @@ class Projection:
         self.rows = grid.rows.astype(np.int8)
         self.free = np.ones(len(grid.rows), bool)
         self.noise = rng.random(len(grid.rows))  # breaks ties, the same way throughout a run
-        self.worst = 0.0
+        self.value = Values()
 
     def nearest(self, proposal: Sequence[int]) -> int:
         """The strategy to measure; it is taken from then on. IndexError where none is left."""
@@ -65,13 +77,6 @@ class Projection:
         at = int(np.argmin(np.where(self.free, distance, np.inf)))
         self.free[at] = False
         return at
-
-    def value(self, time: float) -> float:
-        """What the optimiser is given for a time: a failure is twice the slowest."""
-        if np.isfinite(time):
-            self.worst = max(self.worst, time)
-            return time
-        return 2 * self.worst if self.worst else 1e6
 
 
 @dataclass(frozen=True)
@@ -83,19 +88,20 @@ class Optuna:
     seeded: bool = True
 
     def search(self, space: Space, rng: np.random.Generator) -> Search:
-        optuna = _optuna()
         grid = Grid.of(space)
         projection = Projection(grid, rng)
-        kinds = {
-            f"{i:02}": optuna.distributions.CategoricalDistribution(tuple(range(n)))
-            for i, n in enumerate(grid.sizes)
-        }
-        study = optuna.create_study(sampler=self.make(int(rng.integers(2**31))))
+        study, kinds = self.study([range(n) for n in grid.sizes], rng)
         for _ in range(len(space)):
             trial = study.ask(kinds)
             proposed = trial.params  # a copy, each time that it is asked for
             time = yield projection.nearest([proposed[name] for name in kinds])
             study.tell(trial, projection.value(time))
+
+    def study(self, choices: Iterable[Iterable[int]], rng: np.random.Generator) -> tuple[Any, Any]:
+        """A study, and what it is asked for: of each decision one of these choices."""
+        kind = _optuna().distributions.CategoricalDistribution
+        kinds = {f"{i:02}": kind(tuple(held)) for i, held in enumerate(choices)}
+        return _optuna().create_study(sampler=self.make(int(rng.integers(2**31)))), kinds
 
 
 def _optuna() -> Any:
@@ -159,8 +165,6 @@ class Lfbo:
     FIRST, BATCH, BEST, RADIUS, TREES = 16, 4, 4, 2, 32
 
     def search(self, space: Space, rng: np.random.Generator) -> Search:
-        from sklearn.ensemble import RandomForestClassifier
-
         grid = Grid.of(space)
         projection, asked, values = Projection(grid, rng), list[int](), list[float]()
         rows, chosen = projection.rows, rng.permutation(len(grid.rows))[: self.FIRST]
@@ -172,19 +176,30 @@ class Lfbo:
             if not projection.free.any():
                 return
             y = np.array(values)
-            end = np.quantile(y, 1 / 3)
-            fast, gain = y <= end, np.maximum(end - y, 0.0)
-            weights = np.where(fast, (gain + 1e-3) / (gain[fast].mean() + 1e-3), 1.0)
             near = np.zeros(len(rows), bool)
             for at in np.array(asked)[np.argsort(y, kind="stable")[: self.BEST]]:
                 near |= (rows != rows[at]).sum(1) <= self.RADIUS
             places = np.flatnonzero(projection.free & near)
             if not len(places):
                 places = np.flatnonzero(projection.free)
-            forest = RandomForestClassifier(self.TREES, random_state=int(rng.integers(2**31)))
-            hope = forest.fit(rows[asked], fast, weights).predict_proba(rows[places])[:, -1]
+            hope = self.hope(rows[asked], y, rows[places], rng)
             order = np.lexsort((projection.noise[places], -hope))
             chosen = places[order[: self.BATCH]]
+
+    @classmethod
+    def hope(
+        cls, rows: NDArray[Any], y: NDArray[np.float64], others: NDArray[Any],
+        rng: np.random.Generator,
+    ) -> NDArray[np.float64]:  # fmt: skip
+        """[m] how sure a forest is that others [m, F] are fast, from log times y [n] of rows."""
+        from sklearn.ensemble import RandomForestClassifier
+
+        end = np.quantile(y, 1 / 3)
+        fast, gain = y <= end, np.maximum(end - y, 0.0)
+        weights = np.where(fast, (gain + 1e-3) / (gain[fast].mean() + 1e-3), 1.0)
+        forest = RandomForestClassifier(cls.TREES, random_state=int(rng.integers(2**31)))
+        sure: NDArray[np.float64] = forest.fit(rows, fast, weights).predict_proba(others)[:, -1]
+        return sure
 
 
 TPE = Optuna("TPE", _tpe)

@@ -42,7 +42,7 @@ class Process:
         rows = Grid.of(space).rows.astype(np.int8)
         logs = np.zeros(len(rows)) if self.log_probs is None else self.log_probs
         draws = np.argsort(-(self.sharpness * logs + rng.gumbel(size=len(rows))), kind="stable")
-        state = _Residuals(rows)
+        state = Residuals(rows)
         slowest = 0.0
         for n in range(len(rows)):
             at = int(draws[n]) if n < FIRST else state.next(logs)
@@ -51,7 +51,7 @@ class Process:
             state.add(at, np.log(time if np.isfinite(time) else 2 * slowest or 1.0))
 
 
-class _Residuals:
+class Residuals:
     """The process, conditioned on one measurement after the other: a Cholesky factor that grows,
     and the rows of its inverse times the covariances with all strategies."""
 
@@ -76,15 +76,19 @@ class _Residuals:
         self.asked.append(at)
         self.values.append(value)
 
-    def next(self, logs: Array) -> int:
-        """The strategy not measured yet that could be fastest."""
+    def expected(self, logs: Array) -> tuple[Array, float]:
+        """Log times of all, and the standard deviation of residuals."""
         values = np.array(self.values)
         x = logs[self.asked]
         slope = _slope(x, values)
         intercept = float(np.mean(values + slope * x))
         rest = solve_triangular(self.factor, values - intercept + slope * x, lower=True)
         scale = np.sqrt(max(float(rest @ rest) / len(rest), 1e-6))
-        expected = intercept - slope * logs + rest @ self.whitened
+        return intercept - slope * logs + rest @ self.whitened, scale
+
+    def next(self, logs: Array) -> int:
+        """The strategy not measured yet that could be fastest."""
+        expected, scale = self.expected(logs)
         hope = expected - BRAVE * scale * np.sqrt(self.spread)
         hope[self.asked] = np.inf
         return int(np.argmin(hope))
