@@ -35,7 +35,7 @@ from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.training_set import registered
 from ptxflow.eval.bench.candidates import Candidate, Settings, listed_workload, strategies
 from ptxflow.eval.bench.markdown import markdown, publish
-from ptxflow.eval.bench.measurer import Measurer, open_measurer, seconds
+from ptxflow.eval.bench.measurer import Measurer, open_measurers, seconds
 from ptxflow.eval.bench.records import RecordError
 from ptxflow.eval.sample.draws import Place, apart, places, the_policy, usual_checkpoint
 from ptxflow.eval.sample.selection import reward_within
@@ -55,7 +55,7 @@ EACH = {"gemm": 2, "gqa_decode": 1, "moe": 2}  # workloads of each of a family's
 BUDGETS = (1, 8, 32)
 SEEDS = 3
 POOL = 1024  # strategies that a process chooses from
-AT_ONCE = 3  # workloads: while one measures, kernels of others compile
+AT_ONCE = 3  # workloads of a GPU: while one measures, kernels of others compile
 EVOLUTION = Evolution(drawn=20_000, rounds=16, kept=64, crossed=4000)  # some 10^5 evaluations
 SETTINGS = Settings(
     seeds=(1,),
@@ -68,7 +68,7 @@ SETTINGS = Settings(
 )
 POLICY = "policy"
 HELP = """\
-Play policies and searches on all strategies of workloads, on this machine's GPU.
+Play policies and searches on all strategies of workloads, on this machine's GPUs.
 
 What a method asks for is compiled, checked and timed; all have 32 measurements. The true optimum is
 not known: losses are against the best that any run found. The same command goes on where it was
@@ -151,8 +151,8 @@ def play(
 ) -> dict[str, list[list[int]]]:
     """What each method's runs asked for, in order, of each seed."""
     runs = [
-        (m.name, s, m.search(field.space, np.random.default_rng([s, i])))
-        for i, m in enumerate(held)
+        (m.name, s, m.search(field.space, np.random.default_rng(s)))
+        for m in held
         for s in range(SEEDS)
     ]
     asked: dict[tuple[str, int], list[int]] = {(name, seed): [] for name, seed, _ in runs}
@@ -200,22 +200,24 @@ def play_all(args: argparse.Namespace) -> None:
     families = {f.space.family.name: f.space.family for f in fields}.values()
     records, device = args.folder / "records.jsonl", find_device(args.device)
     with (
-        open_measurer(records, device, families, "ptxflow live") as measure,
+        open_measurers(records, device, families, "ptxflow live") as gpus,
         path.open("a") as out,
-        ThreadPoolExecutor(AT_ONCE) as pool,
+        ThreadPoolExecutor(AT_ONCE * len(gpus)) as pool,
         tqdm(total=len(fields), unit="workload") as bar,
     ):
-        measure.settings = SETTINGS
+        locks = [threading.Lock() for _ in gpus]
 
-        def one(field: Field) -> None:
+        def one(number: int) -> None:
             if time.monotonic() - began > args.seconds:
                 return
+            field, gpu = fields[number], number % len(gpus)
+            gpus[gpu].settings = SETTINGS
             definition = load(field.place[0])
             policy = the_policy(
                 args.checkpoint
                 or usual_checkpoint(args.device, definition, field.place[1], wide=wide)
             )
-            runs = play(field, methods(policy, field.space), measure, lock)
+            runs = play(field, methods(policy, field.space), gpus[gpu], locks[gpu])
             row = {
                 "definition": field.place[0],
                 "axes": field.place[1],
@@ -230,7 +232,7 @@ def play_all(args: argparse.Namespace) -> None:
                 out.flush()
                 bar.update()
 
-        list(pool.map(one, fields))
+        list(pool.map(one, range(len(fields))))
 
 
 def chosen(definitions: Sequence[str], axes: Sequence[str]) -> list[Place]:
