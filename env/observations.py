@@ -6,7 +6,7 @@ median of those is its time. What failed to build, check or run has an infinite 
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +130,12 @@ def digest(observed: Iterable[Observations]) -> str:
     return hashlib.sha256("".join(sorted(rows)).encode()).hexdigest()[:16]
 
 
-def read_observed(paths: Sequence[Path], device: Device) -> tuple[list[Observations], int]:
-    """What the files hold of a device, a workload each, sorted by name and axes; and how many
-    measurements are of other decisions than today's, which are left out.
+def read_observed(
+    paths: Sequence[Path], device: Device, wide: bool = False
+) -> tuple[list[Observations], int]:
+    """What the files hold of a device, a workload each, sorted by name and axes, in listed spaces
+    or wide ones; and how many measurements are of other decisions than these have, which are left
+    out.
 
     MeasurementError where a file is missing, unreadable, or nothing in the files can be used.
     """
@@ -140,7 +143,9 @@ def read_observed(paths: Sequence[Path], device: Device) -> tuple[list[Observati
     out, foreign = [], 0
     for (name, axes, _), measured in sorted(held.items()):
         family, problem = find_problem(load(name), dict(axes))
-        observed, others = observe(family, problem, device, timings(measured))
+        family = family.wide if wide else family
+        timed = [replace(t, choices={**family.implied, **t.choices}) for t in timings(measured)]
+        observed, others = observe(family, problem, device, timed)
         foreign += others
         if len(observed):
             out.append(observed)

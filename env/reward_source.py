@@ -12,6 +12,7 @@ from typing import Any
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.device import Device
+from ptxflow.compiler.family import Family
 from ptxflow.env.observations import ReplayReward, digest, read_observed
 from ptxflow.env.reward import FamilyRewards, ModelReward, Reward
 from ptxflow.env.surrogate import Surrogate, SurrogateError, SurrogateReward
@@ -114,6 +115,13 @@ def _surrogates(paths: Sequence[str], device: Device, family: str | None) -> dic
             raise RewardError(f"{path}: a second surrogate of {surrogate.family.name}")
         fitted[path] = surrogate
     return fitted
+
+
+def wide_surrogate(family: Family, device: str) -> Reward | None:
+    """The committed surrogate of a family's wide space, where there is one; SurrogateError where
+    that is of other decisions, features or costs."""
+    path = ROOT / FOLDER / f"wide-surrogate-{family.name}-{device}.safetensors"
+    return SurrogateReward(read(path)) if path.is_file() else None
 
 
 def of_family(reward: Reward, family: str) -> Reward:

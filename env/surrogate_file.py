@@ -41,6 +41,7 @@ def write(path: Path, surrogate: Surrogate) -> None:
     header: dict[str, Any] = {
         "format": FORMAT,
         "family": surrogate.family.name,
+        "wide": bool(surrogate.family.implied),
         "device": surrogate.device.name,
         "features": surrogate.features,
         "problems": [
@@ -113,6 +114,7 @@ def _build(about: dict[str, Any], tensors: dict[str, Any], digest: str) -> Surro
         Problem(**p | {key: tuple(map(tuple, p.get(key, ()))) for key in ("axes", "constants")})
         for p in about["problems"]
     ]
+    family = kernels.family(about["family"])
     ensemble = Ensemble(
         layers=tuple(
             (tensors[f"layer.{i}.weight"], tensors[f"layer.{i}.bias"]) for i in range(layers)
@@ -122,7 +124,7 @@ def _build(about: dict[str, Any], tensors: dict[str, Any], digest: str) -> Surro
         prior=float(about["prior"]),
     )
     return Surrogate(
-        family=kernels.family(about["family"]),
+        family=family.wide if about.get("wide") else family,
         device=DEVICES[about["device"]],
         features=tuple(about["features"]),
         ensemble=ensemble,

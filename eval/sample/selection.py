@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from ptxflow.command import BadInput
 from ptxflow.compiler.kernels import family as family_named
 from ptxflow.env.reward import ModelReward, Reward
-from ptxflow.env.reward_source import build, describe, of_family
+from ptxflow.env.reward_source import build, describe, of_family, wide_surrogate
 from ptxflow.env.space import Space, StrategySpace
+from ptxflow.env.surrogate import SurrogateError
 from ptxflow.env.tasks.arguments import product
 from ptxflow.env.tasks.definition import Definition, DefinitionError, load
 from ptxflow.env.tasks.sequences import axes_of
@@ -106,10 +107,15 @@ def reward_of(about: Mapping[str, Any], device: str, family: str) -> tuple[Rewar
 
 
 def reward_within(about: Mapping[str, Any], space: StrategySpace) -> tuple[Reward, tuple[str, ...]]:
-    """The same of a space, which may be a family's wide one."""
+    """The same of a space, which may be a family's wide one: a surrogate of its own where there is
+    one, else the listed space's, carried over."""
     reward, remarks = reward_of(about, space.device.name, space.family.name)
     if space.family.implied and reward.name != "model":
-        reward = WideReward(reward, family_named(space.family.name))
+        try:
+            own = wide_surrogate(space.family, space.device.name)
+        except SurrogateError as error:
+            own, remarks = None, (*remarks, str(error))
+        reward = own or WideReward(reward, family_named(space.family.name))
     return reward, remarks
 
 

@@ -210,6 +210,7 @@ def add_measurements(parser: argparse.ArgumentParser, folds: int) -> None:
     add("--measurements", type=Path, nargs="+", required=True, metavar="FILE",
         help="records (.jsonl, .jsonl.xz) or packed measurements")  # fmt: skip
     add("--family", metavar="NAME", help="its measurements alone")
+    add("--space", choices=("listed", "wide"), default="listed", help="of strategies")
     add("--folds", type=positive_int, default=folds,
         help=f"fits, each without its workloads (default: {folds})")  # fmt: skip
     add("--hold-out", metavar="M=17,128", help="instead: one fit without these axis values")
@@ -229,7 +230,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_held(args: argparse.Namespace) -> list[Observations]:
     """What the files hold of the device; those of other decisions are told of, and left out."""
-    held, foreign = read_observed(args.measurements, find_device(args.device))
+    wide = args.space == "wide"
+    held, foreign = read_observed(args.measurements, find_device(args.device), wide)
     if foreign:
         print(f"{foreign} measurements are of other decisions and were left out", file=sys.stderr)
     return held

@@ -19,11 +19,11 @@ from tqdm import tqdm
 
 import ptxflow
 from ptxflow.command import BadInput, Parser, reports
-from ptxflow.env.observations import Observations, read_observed
+from ptxflow.env.observations import Observations
 from ptxflow.env.surrogate import Surrogate
 from ptxflow.env.surrogate_file import write
 from ptxflow.env.surrogate_fit import FitConfig, fit
-from ptxflow.env.tasks.arguments import find_device, natural_int, positive_int
+from ptxflow.env.tasks.arguments import natural_int, positive_int
 from ptxflow.eval.study.ranking import (
     add_arguments,
     choose_folds,
@@ -31,6 +31,7 @@ from ptxflow.eval.study.ranking import (
     kappa_table,
     means,
     one_family,
+    read_held,
     rows_of,
     successes,
     text,
@@ -57,10 +58,7 @@ def judge(observed: Sequence[Any], args: argparse.Namespace, config: FitConfig) 
 
 
 def run(args: argparse.Namespace) -> int:
-    held, foreign = read_observed(args.measurements, find_device(args.device))
-    if foreign:
-        print(f"{foreign} measurements are of other decisions and were left out")
-    some = [o for o in held if o.problem.definition not in args.without]
+    some = [o for o in read_held(args) if o.problem.definition not in args.without]
     fit_family(one_family(some, args.family), args)
     return 0
 
