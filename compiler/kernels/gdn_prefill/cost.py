@@ -64,7 +64,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     own = cross + np.where(by_tcgen05 | by_wgmma, 0, state)
     apart = np.where(by_tcgen05, state * TCGEN05, 0) + by_wgmma * warps * state * WGMMA
     shared = decisions.blocks(f) * (size // decisions.UNIT) * 4
-    alone = f.get("kernels", decisions.ONE) == decisions.ONE
+    alone = f.kernels == decisions.ONE
     asked = f, problem, c, f.helpers
     shared, packet = np.where(alone, shared, 0), np.where(alone, 0, _packet(f))
     products = warps * f.row_tiles * own + shared
