@@ -8,7 +8,7 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.kernels.gdn_prefill.decisions import main_warps, registers
+from ptxflow.compiler.kernels.gdn_prefill.decisions import by_wgmma, main_warps, registers
 from tests.given import B200, BOTH, H200, Json, altering, resized, strategies
 from tests.row import Bad, Case, Ordered, Planted, Reference, Refused, Row, Run, Same, Sampled, Size
 
@@ -107,6 +107,7 @@ def _in_place(node: Statement) -> bool:
 def _choices(f: Fields, p: Problem, dev: Device) -> Any:
     """Choices of which there are many; what registers a block takes."""
     held = registers(f, p, dev) * 32 * (main_warps(f) + f.helpers) <= dev.registers_per_sm
+    held |= by_wgmma(f)
     counts = [(f.chunk == n).sum() for n in (16, 32, 64)]
     counts += [(f.operands == name).sum() for name in ("half", "pairs")]
     return held.all() and min(counts) >= 150
