@@ -8,15 +8,15 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem
 from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import family
-from ptxflow.compiler.kernels.gdn_prefill.decisions import main_warps, registers
+from ptxflow.compiler.kernels.gdn_prefill.decisions import by_wgmma, main_warps, registers
 from tests.given import B200, BOTH, H200, Json, altering, resized, strategies
 from tests.row import Bad, Case, Ordered, Planted, Reference, Refused, Row, Run, Same, Sampled, Size
 
 PREFILL = family("gdn_prefill")
 NAME = "gdn_prefill_qk16_v32_d128_k_last"
 strategy = strategies(
-    PREFILL, chunk=16, rows=32, row_tiles=1, helpers=1, stages=2, operands="half", solve="once",
-    solve_block=16, order="heads",
+    PREFILL, kernels="one", products="mma_sync", chunk=16, rows=32, row_tiles=1, helpers=1,
+    stages=2, operands="half", solve="once", solve_block=16, order="heads",
 )  # fmt: skip
 
 
@@ -107,6 +107,7 @@ def _in_place(node: Statement) -> bool:
 def _choices(f: Fields, p: Problem, dev: Device) -> Any:
     """Choices of which there are many; what registers a block takes."""
     held = registers(f, p, dev) * 32 * (main_warps(f) + f.helpers) <= dev.registers_per_sm
+    held |= by_wgmma(f)
     counts = [(f.chunk == n).sum() for n in (16, 32, 64)]
     counts += [(f.operands == name).sum() for name in ("half", "pairs")]
     return held.all() and min(counts) >= 150
@@ -132,9 +133,8 @@ ROW = Row(
         Size(problem(6, 1, 128, 16, 32), 1000, holds=_choices),
         *(Size(problem(8192, n, 128, 16, 32), 1000, near=0.05, spread=0.5, holds=_choices)
           for n in (1, 32)),
-        # heads of 128 dims have the space that policies know, on sm_100a more of it
         Size(problem(4096, 4, 128, 16, 32),
-             holds=lambda f, p, dev: len(f.chunk) == (2232 if dev.has_tmem else 1924)),
+             holds=lambda f, p, dev: len(f.chunk) == (4588 if dev.has_tmem else 5262)),
         *(Size(problem(100, 2, size, 4, 8, dtype), 300, (H200,),
                holds=lambda f, p, dev: p["head_size"] % f.rows == 0)
           for size in (64, 128, 256) for dtype in ("float16", "bfloat16")),

@@ -39,7 +39,8 @@ def assert_well_formed(ptx: str, tree: Statement) -> None:
     assert ptx.startswith(".version 8.8\n")
     entries, kernels = re.split(r"^(?=\.visible \.entry)", ptx, flags=re.M)[1:], kernels_of(tree)
     for text, kernel in zip(entries, kernels, strict=True):
-        assert f".reqntid {32 * kernel.arg.warps}, 1, 1\n.minnctapersm 1\n" in text
+        held = f".minnctapersm {kernel.arg.resident}"
+        assert f".reqntid {32 * kernel.arg.warps}, 1, 1\n{held}\n" in text
         maps = [name for name, kind in kernel.arg.params if kind == "map"]
         assert text.count(".param .align 64 .b8") == len(maps)
         assert {*re.findall(r"bra (\w+);", text)} <= {*re.findall(r"^(\w+):$", text, re.M)}

@@ -103,6 +103,5 @@ def test_cases_are_legal_and_take_what_rules_count(row: Row, case: Case) -> None
         laid = layout(kernel.arg).smem_bytes
         assert 32 * kernel.arg.warps == step.block and check_spec(kernel, dev) > 10
         assert laid == step.smem_bytes or (row.slack and laid < step.smem_bytes)
-    wide = maker is not row.family  # of whose two kernels one works in shared memory
-    counted = max(plans, key=lambda info: layout(info).smem_bytes) if wide else plans[0]
+    counted = max(plans, key=lambda info: layout(info).smem_bytes)  # of two kernels the larger
     assert counted.warps * 32 == taken.threads or row.family.name == "moe"  # of its products

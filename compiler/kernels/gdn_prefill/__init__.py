@@ -1,25 +1,22 @@
 """Prefill of packed sequences by the gated delta rule (Gated DeltaNet), on both targets."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.gdn_prefill import cost, decisions
 from ptxflow.compiler.kernels.gdn_prefill.blackwell import Blackwell, BlackwellCarry
-from ptxflow.compiler.kernels.gdn_prefill.decisions import ONE, TWO, UNIT, heads_each
+from ptxflow.compiler.kernels.gdn_prefill.decisions import TWO, UNIT, heads_each
 from ptxflow.compiler.kernels.gdn_prefill.hopper import Hopper, HopperCarry
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_prefill.packets import PACKETS, RELATE, WORDS, Carry, Relate
 from ptxflow.compiler.kernels.gdn_prefill.problem import SCHEMA
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
-from ptxflow.compiler.kernels.gdn_prefill.wide import WIDE
 from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, launch_of
 
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
     """The only kernel, or the last of two."""
-    two = s.get("kernels", ONE) == TWO
+    two = s.kernels == TWO
     if decisions.by_wgmma(s.fields()):
         return (HopperCarry if two else Hopper)(p, s, device)
     if decisions.by_tcgen05(s.fields(), p, device):
@@ -108,6 +105,6 @@ GDN_PREFILL = Family.of(
     decisions,
     cost,
     Kernels(build, trips, launch, trial, trials),
-    more=WIDE,
+    revise=decisions.revise,
     accepts=lambda inputs: "cu_seqlens" in inputs,
 )

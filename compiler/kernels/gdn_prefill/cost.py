@@ -60,11 +60,12 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     taken = decisions.resources(f, problem, device)
     by_tcgen05 = decisions.by_tcgen05(f, problem, device)
     by_wgmma, warps = decisions.by_wgmma(f), decisions.main_warps(f)
+    tiles = f.rows // decisions.UNIT * by_wgmma
     state, cross = _state_products(f, size), _cross_products(f)
     own = cross + np.where(by_tcgen05 | by_wgmma, 0, state)
-    apart = np.where(by_tcgen05, state * TCGEN05, 0) + by_wgmma * warps * state * WGMMA
+    apart = np.where(by_tcgen05, state * TCGEN05, 0) + tiles * state * WGMMA
     shared = decisions.blocks(f) * (size // decisions.UNIT) * 4
-    alone = f.get("kernels", decisions.ONE) == decisions.ONE
+    alone = f.kernels == decisions.ONE
     asked = f, problem, c, f.helpers
     shared, packet = np.where(alone, shared, 0), np.where(alone, 0, _packet(f))
     products = warps * f.row_tiles * own + shared
@@ -78,7 +79,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         mma_cycles=c.mma * products + apart,
         smem_bytes=512 * (warps * _matrices(f, size, by_tcgen05 | by_wgmma) + 0.75 * shared)
         + f.chunk * (2 * decisions.key_pitch(problem) + decisions.value_pitch(f))
-        + by_wgmma * warps / 4 * 3 * f.chunk * size * ELEMENT * decisions.parts(f, "operands"),
+        + tiles / 4 * 3 * f.chunk * size * ELEMENT * decisions.parts(f, "operands"),
         l2_bytes=f.chunk * row_bytes + packet,
         issue_cycles=np.maximum(
             _main(f, size, c, own, by_tcgen05), np.where(alone, _helper(*asked), _copies(*asked))
@@ -140,7 +141,8 @@ def _main(f: Fields, size: int, c: Costs, products: Any, by_tcgen05: Any) -> Any
     by_wgmma = decisions.by_wgmma(f)
     work = f.row_tiles * products * c.issue
     work = work + _matrices(f, size, by_tcgen05 | by_wgmma) * c.matrix
-    work = work + by_wgmma * 2 * (c.flight + 4 * WGMMA * _state_products(f, size) / 3)
+    apart = f.row_tiles * 4 * WGMMA * _state_products(f, size) / 3
+    work = work + by_wgmma * 2 * (c.flight + apart)
     stores = f.row_tiles * (f.chunk // 8) * c.store
     moved = f.chunk + size / 2 + (f.chunk + size) / 4 * decisions.parts(f, "operands")
     work = work + np.where(by_tcgen05, 2 * c.trip + f.row_tiles * moved * c.move, 0)

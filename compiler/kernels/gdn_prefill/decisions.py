@@ -5,14 +5,13 @@ Each of its main warps holds `16 * row_tiles` rows of the state in registers; `h
 copy the next chunks and work out what tokens of a chunk do to each other.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Decision, Fields, Problem, Resources, rule
+from ptxflow.compiler.family import Choice, Decision, Fields, Problem, Resources, rule
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
 from ptxflow.compiler.lower import TILE_ALIGN
 
@@ -37,6 +36,8 @@ BARRIERS = 48  # bytes of what tcgen05 completes, and of where its memory is
 GATE_BUFFERS = 3  # of gates, which are a chunk further ahead
 
 DECISIONS = (
+    Decision("kernels", (ONE, TWO), "two: the first relates the tokens of all chunks at once"),
+    Decision("products", (MMA_SYNC, WGMMA), "with a state: by a warp, or 64 rows of four warps"),
     Decision("chunk", (16, 32, 64), "tokens that are worked on at a time"),
     Decision("rows", (16, 32, 64, 128), "rows of a head's state in a CTA"),
     Decision("row_tiles", (1, 2), "16 rows each, of a main warp"),
@@ -65,7 +66,7 @@ def warps(f: Fields) -> Any:
 
 def by_wgmma(f: Fields) -> Any:
     """Whether sm_90a multiplies with a state by wgmma."""
-    return f.get("products", MMA_SYNC) == WGMMA
+    return f.products == WGMMA
 
 
 def by_tcgen05(f: Fields, problem: Problem, device: Device) -> Any:
@@ -160,7 +161,7 @@ def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     near = solves(f) * square(f) * NEAR_BYTES
     one = BUFFERS * handed + GATE_BUFFERS * GATES * gate_bytes(f) + near
     one = one + f.stages * f.chunk * value_pitch(f)
-    rest = np.where(f.get("kernels", ONE) == ONE, one, if_two)
+    rest = np.where(f.kernels == ONE, one, if_two)
     ring, pads = f.stages * f.chunk * 2 * key_pitch(problem), f.stages * f.chunk * 2 * PAD
     by_one_thread = by_tcgen05(f, problem, device)
     aligned = -(-(rest + BARRIERS * by_one_thread) // TILE_ALIGN) * TILE_ALIGN
@@ -189,7 +190,7 @@ def kept(f: Fields) -> Any:
     run the same program, so that they have them beside a state. Fitted to where ptxas spills."""
     pairs = (f.operands == PAIRS) & ((f.solve == PAIRS) | (f.helpers == 6))
     more = 9 * ((f.chunk == 64) & (pairs | (f.helpers == 1))) + 8 * (f.solve_block == 2 * UNIT)
-    return more * (f.get("kernels", ONE) == ONE)
+    return more * (f.kernels == ONE)
 
 
 def wgmma_registers(f: Fields, problem: Problem, turns: int) -> Any:
@@ -225,7 +226,7 @@ def register_limit(f: Fields, device: Device) -> Any:
 def suffice(f: Fields, problem: Problem, device: Device) -> Any:
     """Whether registers do; a helper that solves 32 tokens has a column of them there."""
     by_mma = registers(f, problem, device) <= register_limit(f, device)
-    columns = splits(f) & (f.solve_block == 2 * UNIT) & (f.get("kernels", ONE) == ONE)
+    columns = splits(f) & (f.solve_block == 2 * UNIT) & (f.kernels == ONE)
     enough = wgmma_registers(f, problem, 2) <= main_registers(f, device)
     return np.where(by_wgmma(f), enough & np.logical_not(columns), by_mma)
 
@@ -264,12 +265,22 @@ RULES = (
     ),
     rule(
         "chunks exceed the shared memory of a CTA",
-        "chunk rows row_tiles stages operands solve solve_block",
+        "kernels products chunk rows row_tiles stages operands solve solve_block",
         lambda f, p, d: smem_bytes(f, p, d) <= d.smem_per_block,
     ),
     rule(
         "states and sums exceed the registers of a thread",
-        "chunk rows row_tiles helpers operands solve solve_block",
+        "kernels products chunk rows row_tiles helpers operands solve solve_block",
         suffice,
     ),
+    rule(
+        "wgmma is of sm_90a, and of four or eight main warps",
+        "products rows row_tiles",
+        lambda f, p, d: (f.products != WGMMA) | (not d.has_tmem and main_warps(f) % 4 == 0),
+    ),
 )
+
+
+def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice]:
+    """Strategies that name neither are of one kernel, and by mma.sync."""
+    return {"kernels": ONE, "products": MMA_SYNC, **choices}
