@@ -23,14 +23,14 @@ from ptxflow.compiler.kernels.mla.hopper import Hopper
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
 from ptxflow.compiler.kernels.mla.hopper_group import SITES
 from ptxflow.compiler.kernels.mla.problem import PACKED, PREFILL, SCHEMA
-from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, LEAST
+from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, SHARES
+from ptxflow.compiler.kernels.mla.shares import FEWEST
 from ptxflow.compiler.kernels.mla.span import Work
 from ptxflow.compiler.launch import Launch
 
 Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns
+CUT = 3  # parts of a tile of queries, in trip classes
 LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
-#: what a CTA has of the tokens that several share: at least a quarter of an SM's tiles, and two
-QUARTER, FEWEST = 4, 2
 
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Attend | Hopper:
@@ -61,11 +61,11 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     asked = {0, 1, k.queries, k.queries + 1}
     if isinstance(k, Hopper):  # whose warpgroups have every other tile
         counts |= {2, 2 * k.stages + 2}
-        some = [_queries(k, 2 * k.cut, rows, rises=1) for rows in sorted(asked - {k.queries})]
-        out = [_queries(k, n * k.cut, k.queries, r) for n in sorted(counts) for r in (0, 1)]
+        some = [_some(k, 2, rows, 1) for rows in sorted(asked - {k.queries})]
+        out = [_some(k, n, k.queries, r) for n in sorted(counts) for r in (0, 1)]
         return [*some, *out, *_parts(p, s, device, counts)]
     if not k.decodes:
-        out = [_queries(k, n * k.cut, rows) for n in sorted(counts) for rows in sorted(asked)]
+        out = [_some(k, n, rows) for n in sorted(counts) for rows in sorted(asked)]
         return [*out, *_parts(p, s, device, counts)]
     if not k.split:
         return [_chunk(k, n, 0) for n in sorted(counts)]
@@ -117,50 +117,59 @@ def _sum(c: Combine, chunks: int) -> Trip:
 
 def _share(c: Combine) -> Written:
     """What the first CTA of the second kernel writes."""
-    return ("output", c.own_heads, decisions.SUM_WARPS * c.outputs.dims), ("lse", 1, c.own_heads)
+    dims = decisions.SUM_WARPS * c.each * c.outputs.dims
+    return ("output", c.own_heads, dims), ("lse", 1, c.own_heads)
 
 
 def _parts(p: Problem, s: Strategy, device: Device, counts: Iterable[int]) -> list[Trip]:
     """The last parts of so many tiles each, and one behind a sequence's only tile; parts that have
     all tiles; the sums of as many parts as the second kernel tells apart, of a query and of the
-    last that a place has visible for, if it is there."""
+    last that a tile of queries has room for, if it is there."""
     k = kernel(p, s, device)
     if not k.split:
         return []
-    last = [_queries(k, n * k.cut, k.queries, 1, k.cut - 1) for n in sorted({*counts} - {0})]
-    whole = [_queries(k, 2, rows, least=2) for rows in sorted({0, 1, k.queries, k.queries + 1})]
+    last = [_queries(k, n * CUT, k.queries, 1, CUT - 1, n) for n in sorted({*counts} - {0})]
+    whole = [_queries(k, 2, rows, size=2) for rows in sorted({0, 1, k.queries, k.queries + 1})]
     c = CombineParts(p, s, device)
-    some = [_added(c, n, 1) for n in _sums(c.loads) if n <= c.cut]
-    others = [_added(c, k.cut, rows, c.queries - 1) for rows in (0, c.queries, c.queries + 1)]
+    some = [_added(c, n, 1) for n in _sums(c.loads)]
+    others = [_added(c, CUT, rows, c.queries - 1) for rows in (c.queries, c.queries + 1)]
     return [*last, _queries(k, 1, k.queries, 0, 1), *whole, *some, *others]
 
 
 def _added(c: CombineParts, tiles: int, asked: int, query: int = 0) -> Trip:
-    """The sums of a query of the first place, of so many tiles, of which each part has one."""
+    """The sums of a query of the first sequence, of so many tiles, of which each part has one."""
     tokens = tiles * c.tile - 3 if tiles else 0
-    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **held_of(c.page_size, tokens)}
-    ctaid = query * c.head_ctas * (c.blocks // decisions.SUM_WARPS)
-    values = {COUNT: 1, LEAST: 1, "ctaid": ctaid, **{f"c_{name}": n for name, n in mine.items()}}
+    mine = {"s_which": 0, "s_first": 0, "s_size": 1, "q_begin": 0, "q_end": asked}
+    mine |= held_of(c.page_size, tokens)
+    ctaid = query * c.head_ctas * (c.blocks // c.each // decisions.SUM_WARPS)
+    values = {COUNT: 1, SHARES: 1, "ctaid": ctaid, **{f"c_{name}": n for name, n in mine.items()}}
     name, put = f"{tiles} parts of query {query} of {asked}", asked > query == 0 and tiles != 1
     return Trip(name, tuple(values.items()), _share(c) if put else (), c.entry)
 
 
+def _some(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0) -> Trip:
+    """So many tiles: the first part, or all."""
+    return _queries(k, tiles * (CUT if k.split else 1), asked, rises, size=max(1, tiles))
+
+
 def _queries(
-    k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number: int = 0, least: int = 1
+    k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number: int = 0, size: int = 1
 ) -> Trip:
     """The CTA that has the last queries of so many, and part `number` of so many tiles; `rises`:
-    and so do maxima, far enough to rescale sums; `least`: tiles of a part at the least."""
+    and so do maxima, far enough to rescale sums; `size`: tiles of a part at the most."""
     tokens = tiles * k.tile - 3 if tiles else 0
-    places = max(1, -(-asked // k.queries))
-    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **held_of(k.page_size, tokens)}
+    places = -(-asked // k.queries)
+    ctas = max(1, places) * k.head_ctas
+    mine = {"q_begin": 0, "q_end": asked, **held_of(k.page_size, tokens)}
     mine |= {f"{site}_rises": rises for site in SITES}
-    ctas, last = places * k.cut * k.head_ctas, (k.cut - number) * k.head_ctas - 1
-    values = {COUNT: 1, "ctas": ctas, "ctaid": last, **_each(k, mine)}
-    values |= {LEAST: least} if k.split else {}
-    whole = tiles <= max(least, -(-tiles // k.cut))
-    written = _outputs(k, asked) if whole else _row(k)
+    behind = number >= places * -(-max(1, tiles) // size)  # of all parts
+    split = {"s_which": int(behind), "s_first": 0, "s_size": size}
+    last = number * k.head_ctas if k.split else ctas - 1
+    values = {COUNT: 1, "ctas": ctas, "ctaid": last, **_each(k, mine | (split if k.split else {"q_which": 1}))}
+    values |= {SHARES: 1} if k.split else {}
+    written = _outputs(k, asked) if tiles <= size or not k.split else _row(k)
     name = f"{tiles} tiles for {asked} queries" + (", rising maxima" if rises else "")
-    name += f", {'all in ' * whole}part {number}" if k.split else ""
+    name += f", part {number} of {size}" if k.split else ""
     first = asked == k.queries and number == 0 and (tiles > 0 or not k.split)
     return Trip(name, tuple(values.items()), written if first else (), k.problem.family)
 
@@ -179,10 +188,11 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     if not k.decodes:
         grid = work.tiles.places(count)
         if k.split:
-            tiles = f"num_kv_indices * {k.page_size} // ({count} * {k.tile})"  # of a sequence
-            steps = f"({grid}) * {k.head_ctas} * ({tiles})"
-            numbers[LEAST] = f"max({steps} // {QUARTER * device.sms}, {FEWEST})"
-            grid, rows = f"({grid}) * {k.cut}", f"({grid}) * {k.queries}"
+            # about so many CTAs for a tile of queries, and whole rounds of all SMs
+            some, sms = f"({grid}) * {k.cut}", device.sms // k.head_ctas
+            rounds = f"({some} + {sms // 2}) // {sms} * {sms}"
+            numbers[SHARES] = f"max({rounds}, min({some}, {sms}))"
+            grid, rows = f"({numbers[SHARES]} + ({grid} + 1) // 2)", "total_q"
     elif k.split:
         grid = work.sequences.places()
     first = first_launch(k.build(), shared(grid, k), numbers)

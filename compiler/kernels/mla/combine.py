@@ -18,7 +18,7 @@ from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, parameters,
 from ptxflow.compiler.kernels.attention.sequences import SCALE, Sequences
 from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
 from ptxflow.compiler.kernels.mla.kernel import FLOOR
-from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, LEAST, QUAD, Shape
+from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, QUAD, SHARES, Shape
 from ptxflow.compiler.kernels.mla.span import Work
 from ptxflow.compiler.launch import Expr, Launch, Workspace, launch_of
 from ptxflow.compiler.lower import finish, layout
@@ -26,8 +26,8 @@ from ptxflow.compiler.tile.softmax import ColumnSoftmax
 from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat, traced, where
 
-UNIT = CTAID * SUM_WARPS + WARP  # the warp's block of dims, of all that there are
-Loaded = tuple[Float32, Float32]  # a chunk's maxima and row sums, two each; a block of its sums
+UNIT = CTAID * SUM_WARPS + WARP  # the warp's blocks of dims, of all that there are
+Loaded = tuple[Float32, Float32]  # a chunk's maxima and row sums, two each; blocks of its sums
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ class Parts(Protocol):
         """The row of the workspace of its first chunk."""
 
 
+#: times four registers, of what a warp loads at a time: maxima and row sums, and blocks
+MAX_HELD = 24
+
+
 class Combine(Shape):
     """The second kernel."""
 
@@ -68,44 +72,49 @@ class Combine(Shape):
         # of sequences in one chunk too
         self.wait: Statement | None = at.grid_wait() if self.s.dependent else None
 
+    @property
+    def each(self) -> int:
+        """Blocks of a warp."""
+        return 1
+
     def parts(self) -> tuple[Parts, tuple[Storage, ...], tuple[str, ...]]:
         """The chunks of sequences, and the registers and tensors that say how many there are."""
         sequences = Sequences(self.page_size, self.chunk, "c_")
         return sequences, sequences.bounds, sequences.tables
 
     def numbered(self) -> Value:
-        """Of the warp's block of dims."""
-        return UNIT // self.blocks
+        """Of the warp's blocks of dims."""
+        return UNIT // (self.blocks // self.each)
 
     @property
     def params(self) -> Params:
-        numbers = f"{COUNT} {LEAST}" if self.cut > 1 else COUNT
+        numbers = f"{COUNT} {SHARES}" if self.cut > 1 else COUNT
         return parameters(f"{' '.join(self.tables)} sums stats output lse: ptr, {numbers}: u32")
 
     def build(self) -> Statement:
         """The lowered kernel."""
-        work = self.work(self.place, UNIT % self.blocks)
+        work = self.work(self.place, UNIT % (self.blocks // self.each) * self.each)
         storage, arch = (*self.registers, *self.r.storage), self.device.arch
         late = bool(self.s.dependent)
         info = KernelInfo(self.entry, arch, SUM_WARPS, 1, self.params, storage, dependent=late)
         return finish(info, work)
 
     def work(self, sequence: Value, block: Value) -> list[Body]:
-        """A block of the query of a sequence in chunks."""
+        """Blocks of the query of a sequence in chunks."""
         chunks, first = self.sequences.chunks, self.sequences.first_place(sequence)
         some = traced(self.block, Handed(chunks, first, sequence), block)
         found = self.sequences.lengths(sequence)
         return [when(sequence < param(COUNT), found, self.wait, when(const(1) < chunks, some))]
 
     def block(self, handed: Handed, block: Value) -> None:
-        """The heads of a block of dims, or a CTA's share of them."""
+        """The heads of some blocks of dims, or a CTA's share of them."""
         r, first = self.r, var("c_first")
         softmaxes = [ColumnSoftmax(r, 2, f"{n}_", FLOOR) for n in range(self.pieces)]
         softmaxes[0].constants(unread="dst")  # which nobody needs where queries see no token
         sums = list[Float32]()
         for softmax in softmaxes:
             softmax.begin(unread="dst")
-            sums.append(r.constant(0.0, QUAD))
+            sums.append(r.constant(0.0, self.each * QUAD))
         with repeat(first, handed.chunks, step=self.loads, rolled=True):
             loaded = self._load(handed, first, block)
             for softmax, mine, others in zip(softmaxes, sums, loaded, strict=True):
@@ -121,14 +130,19 @@ class Combine(Shape):
             inside = first + i < handed.chunks if i else 1
             for n, loaded in enumerate(out):
                 column = handed.column + n
-                stats, sums = (self.r.float32(QUAD, f"{x}{n}_{i}_") for x in ("stats", "sums"))
-                for held, name, (index, place) in (
-                    (stats, "stats", self.stats_of(row, column)),
-                    (sums, "sums", self.place_of(row, block, column)),
-                ):
+                stats = self.r.float32(QUAD, f"stats{n}_{i}_")
+                sums = self.r.float32(self.each * QUAD, f"sums{n}_{i}_")
+                wanted = [(stats, "stats", self.stats_of(row, column))]
+                for e, some in self._blocks(sums):
+                    wanted.append((some, "sums", self.place_of(row, block + e, column)))
+                for held, name, (index, place) in wanted:
                     emit(load_global(held.slot, name, index, inside, place, 16, handed=True))
                 loaded.append((stats, sums))
         return out
+
+    def _blocks(self, sums: Float32) -> list[tuple[int, Float32]]:
+        """Each block's, and which it is."""
+        return [(e, sums[e * QUAD : (e + 1) * QUAD]) for e in range(self.each)]
 
     def _merge(
         self,
@@ -147,38 +161,50 @@ class Combine(Shape):
             if i:
                 emit(at.hide(row_maxima[two].slot, first + i < chunks))
         weight, factor = softmax.merge(row_maxima, row_sums), self.outputs.factor
-        sums *= factor(softmax.factor)
+        for _, block in self._blocks(sums):
+            block *= factor(softmax.factor)
         for i, (_, theirs) in enumerate(loaded):
-            theirs *= factor(weight[2 * i : 2 * i + 2])
+            for _, block in self._blocks(theirs):
+                block *= factor(weight[2 * i : 2 * i + 2])
             sums += theirs
 
     def _leave(
         self, n: int, softmax: ColumnSoftmax, sums: Float32, handed: Handed, block: Value
     ) -> None:
         row, column = handed.row, self.first_head + n * self.outputs.wide
-        sums *= self.outputs.share(softmax.row_sum)
-        self.outputs.put(row, column, block * self.outputs.dims, sums)
+        share = self.outputs.share(softmax.row_sum)
+        for e, some in self._blocks(sums):
+            some *= share
+            self.outputs.put(row, column, (block + e) * self.outputs.dims, some)
         with where(block.eq(0)):
             self.outputs.put_lse(row, column, softmax.row_max, softmax.row_sum)
 
 
 class CombineParts(Combine):
-    """The second kernel of a prefill: a query of a place, whose tiles of tokens are in parts."""
+    """The second kernel of a prefill: queries whose tiles of tokens are in parts."""
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.places = Work(self, "c_")
-        self.registers, self.tables = self.places.storage, (*self.tables, "qo_indptr")
+        self.found, self.tables = Work(self, "c_"), (*self.tables, "qo_indptr")
 
-    def work(self, number: Value, block: Value) -> list[Body]:
-        """A block of a query, where there is one."""
-        place, query = number // self.queries, number % self.queries
-        found, span = self.places.queries(place)
-        share = self.places.share(span)
+    @property
+    def each(self) -> int:
+        most = MAX_HELD // (int(self.s.sum_chunks) * (self.own_heads // self.outputs.wide)) - 1
+        most = min(most, self.blocks // SUM_WARPS)
+        return next(n for n in (4, 2, 1) if n <= max(most, 1))
+
+    def work(self, row: Value, block: Value) -> list[Body]:
+        """Blocks of a query."""
+        found, there = self.found.sequence(row, of_parts=False)
+        self.registers = self.found.storage
+        number = row - self.found.tiles.begin
+        span = self.found.queries(number // self.queries * self.queries)
+        share, parts = self.found.share, self.found.parts
         chunks = (span.tiles + (share - 1)) // share
-        handed = Handed(chunks, place * self.cut, span.row + query, query * self.pieces)
-        present = span.present & (query < span.queries) & chunks.ne(1)
-        return [*found, self.wait, when(present, traced(self.block, handed, block))]
+        first = self.found.shares.first + (self.found.asked - 1 - number // self.queries) * parts
+        column = number % self.queries * self.pieces
+        some = traced(self.block, Handed(chunks, first, row, column), block)
+        return [*found, self.wait, when(there & chunks.ne(1), some)]
 
 
 def first_launch(kernel: Statement, grid: Expr, numbers: dict[str, Expr]) -> Launch:
@@ -195,7 +221,7 @@ def shared(grid: Expr, shape: Shape) -> Expr:
 def with_sums(first: Launch, c: Combine, numbers: dict[str, Expr], rows: Expr) -> Launch:
     """Both launches; each CTA of the first has a row of the workspace. `rows`: of queries that the
     second adds up."""
-    grid = f"{rows} * {c.blocks // SUM_WARPS * c.head_ctas}"
+    grid = f"{rows} * {c.blocks // SUM_WARPS // c.each * c.head_ctas}"
     then = launch_of(c.entry, grid, SUM_WARPS, c.params, numbers, dependent=bool(c.s.dependent))
     sizes = (("sums", c.blocks * c.across * BLOCK), ("stats", 2 * c.outputs.wide * c.across))
     workspace = tuple(Workspace(name, f"{first.grid[0]} * {4 * floats}") for name, floats in sizes)

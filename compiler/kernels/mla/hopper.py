@@ -47,8 +47,9 @@ class Hopper(Halves):
     def _any(self, span: Span) -> Value:
         """1 where there are queries, and some of what they see, else 0: wgmma may stand in a loop,
         and under no condition."""
-        some = (span.asked - span.asked.min(self._first(span))).min(1)
-        return some.min(span.tiles) if self.split else some
+        if self.split:
+            return span.tiles.min(1)
+        return (span.asked - span.asked.min(self._first(span))).min(1)
 
     def _first(self, span: Span) -> Value:
         """The CTA's first query of its sequence's."""

@@ -19,7 +19,7 @@ from ptxflow.compiler.tile.values import Float32, emit, inverse_or_zero, log2
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 LANES = 32
 COUNT = "sequences"  # the parameter: how many there are
-LEAST = "least"  # the parameter: tiles of tokens that a part of a prefill has at the least
+SHARES = "shares"  # the parameter: how many parts of tokens there should be, of a prefill
 BLOCK = LANES * QUAD  # of the workspace: floats of 16 dims by 8 columns
 
 
@@ -132,12 +132,12 @@ class Shape:
         inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", *self.found_by)
         pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
         numbers = ("sm_scale", *((COUNT,) if "kv_indptr" in self.found_by else ()))
-        numbers += (LEAST,) * (self.cut > 1)
+        numbers += (SHARES,) * (self.cut > 1)
         return (*pointers, *((name, "u32") for name in numbers))
 
     def numbered(self) -> Value:
         """The CTA's number, and its row of the workspace: late queries come first."""
-        return CTAID if self.decodes else special("ctas") - 1 - CTAID
+        return CTAID if self.decodes or self.split else special("ctas") - 1 - CTAID
 
     def place_of(self, row: Scalar, block: Scalar, n: Scalar) -> tuple[Value, Slot]:
         """Index in vectors of a lane's part of a block of the workspace, and the block."""

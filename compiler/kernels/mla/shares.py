@@ -1,0 +1,85 @@
+"""How the CTAs of a prefill share the tokens of their queries: parts of about as many tiles, of long
+sequences more than of short ones, numbered without gaps.
+
+Lengths are data, so each CTA works them out: of all tiles of all tiles of queries it takes the share
+that makes as many parts as the launch asks for, half a part lost to each tile of queries.
+"""
+
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir.nodes import LANE, Storage, Value, const, param, var
+from ptxflow.compiler.kernels.attention.sequences import QueryTiles, Sequences
+from ptxflow.compiler.kernels.mla.shape import COUNT, LANES, SHARES, Shape
+from ptxflow.compiler.tile.values import Registers, UInt32, emit, repeat
+
+FEWEST = 2  # tiles of a part, if there are more
+
+
+class Shares:
+    """The sequence of a part or a query, and how its tokens are shared; `prefix` keeps registers of
+    roles and kernels apart."""
+
+    def __init__(self, shape: Shape, prefix: str):
+        self.shape, self.prefix = shape, prefix
+        self.r = Registers(f"{prefix}s_")
+        self.tables = list[Storage]()
+
+    @property
+    def storage(self) -> tuple[Storage, ...]:
+        return (*self.tables, *self.r.storage)
+
+    def find(self, number: Value, of_parts: bool) -> Value:
+        """The sequence of a part, or of a query; how many there are where there is none. Sets
+        `size`, the most tiles of a part, and `first`, the number of the sequence's first one."""
+        self.size, r = self._size(), self.r
+        before, parts = r.uint32(0), r.uint32(0)
+        passed = r.uint32(0) if of_parts else before
+        base = var(f"{self.prefix}s_shared")
+        with repeat(base, param(COUNT), step=LANES):
+            asked, tiles, ends = self._lengths("b", base)
+            own = r.uint32(asked * self.parts(tiles))
+            if of_parts:
+                ends = passed.apply(at.copy).value + r.of(at.scan_lanes, own).value
+                emit(at.sum_u32(passed, passed, self._all(own), unread="dst"))
+            some = r.uint32((base + LANE < param(COUNT)) & (ends < number + 1))
+            emit(at.count_lanes(before.slot, some.value.ne(0)))
+            parts += self._all(r.uint32(own.value * some.value))
+        which, first = r.uint32(name="which"), r.uint32(name="first")
+        which.set(before, found=("kv_indptr", 0, param(COUNT)))
+        first.set(parts)
+        self.first = first.value
+        return which.value
+
+    def parts(self, tiles: Value) -> Value:
+        """Of a sequence of so many tiles."""
+        return (tiles - tiles.min(1)) // self.size + 1
+
+    def _size(self) -> Value:
+        """The share of the tiles that there are."""
+        r = self.r
+        all_tiles, places = r.uint32(0), r.uint32(0)
+        base = var(f"{self.prefix}s_summed")
+        with repeat(base, param(COUNT), step=LANES):
+            asked, tiles, _ = self._lengths("a", base)
+            all_tiles += self._all(r.uint32(asked * tiles))
+            places += self._all(r.uint32(asked))
+        every, half = all_tiles.apply(at.copy).value, places.apply(at.copy).value // 2
+        aim = param(SHARES) - half.min(param(SHARES) - 1)
+        share = (every + (aim - 1)) // aim
+        return r.uint32(share + (const(FEWEST) - share.min(FEWEST)), "size").value
+
+    def _all(self, x: UInt32) -> UInt32:
+        """The sum of all lanes' numbers."""
+        return self.r.of(at.reduce_lanes, x, operation="add")
+
+    def _lengths(self, turn: str, base: Value) -> tuple[Value, Value, Value]:
+        """Of each lane's sequence the tiles of queries, none where there is no sequence, and of
+        tokens, and where its queries end."""
+        shape, prefix = self.shape, f"{self.prefix}s_{turn}_"
+        tokens = Sequences(shape.page_size, shape.tile, prefix)
+        queries = QueryTiles(shape.queries, prefix)
+        self.tables += [*tokens.bounds, *queries.bounds]
+        inside = base + LANE < param(COUNT)
+        sequence = (base + LANE).min(param(COUNT) - 1)
+        emit(*tokens.lengths(sequence), *queries.lengths(sequence))
+        asked = (queries.count + (shape.queries - 1)) // shape.queries
+        return asked * inside, tokens.chunks, queries.begin + queries.count
