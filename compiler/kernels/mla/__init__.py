@@ -217,8 +217,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Heads of full size: two sequences whose last chunks, or parts under a query, have full tiles
     and one key, lack one or end elsewhere in a tile, after a chunk but for a token, and the token;
     made sums; where parts are few, sequences of several, and some that end anywhere in a tile;
-    many, few of which have tokens, and whose look-up takes several steps (of parts, the first of
-    each place); a ring beyond its 32nd turn, in prefill under queries that see one token of the
+    many, few of which have tokens, and whose look-up takes several steps; a ring beyond its 32nd turn, in prefill under queries that see one token of the
     last tile or none, which ends a last part that is a tile shorter, or an odd number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
@@ -227,14 +226,16 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, count, queries, tokens), None, some)
 
-    places, each = 34 + 12 // k.queries, k.cut * k.head_ctas
-    many = size(34, 12, 5 * page, (places, 8) if k.cut > 1 else ())
+    many = size(34, 12, 5 * page, (-16 * k.head_ctas, 8) if k.cut > 1 else ())
     turn = (2 * k.stages + 1) * k.tile + 3
     full = (k.chunk or 2 * k.stages * k.tile) + k.tile if k.decodes else max(4, k.cut) * k.tile
     chunk = ((1, k.chunk - 1), (1, 1)) if k.chunk else ()
     few = k.cut <= 2 and not k.decodes
-    share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
-    tiles = share * k.cut - (k.cut > 1)
+    asked = max(1, 2 * k.queries - 1)
+    real = -(-asked // k.queries)
+    cut = ((asked // k.queries + 1) * k.cut - real // 2) // real if k.cut > 1 else 1
+    share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // cut))
+    tiles = share * cut - (cut > 1)
     sizes = (
         rows_of(p, *chunk, (1, full + 1), (1, k.tile + UNLIKE))
         if k.decodes
@@ -243,8 +244,8 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         *([size(3, 2 * k.queries + 3, turn * k.cut)] if few else []),
         *([size(4, 8 * k.queries, 4 * max(29, page))] if few else []),
         *([_later(p, k, int(s.sum_chunks))] if k.cut > 1 else []),
-        replace(many, blocks=((places - 1) * each + 1, 0)) if k.cut > 1 else many,
-        size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),
+        many,
+        size(1, asked, (tiles - 1) * k.tile + 1, (2, 8)),
     )
     return Trials(({n: p[n] for n in constants},), sizes)
 
@@ -254,7 +255,7 @@ def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
     one: sequences whose tiles are of one part and of two, of two and three, and so on, so that last
     ones have any place among `loads`: the first tile sees all that its parts can hold, more than
     one where there are, and the one query behind it a key more."""
-    most = min(k.cut, max(3, loads + 1))
+    most = max(3, loads + 1)
     tokens = [FEWEST * (n - 1) * k.tile + 1 for n in range(most, max(1, most - loads), -1)]
     behind = ((k.queries + 1, n) for n in tokens)
     return rows_of(p, (k.queries, FEWEST * k.tile + 1), (3, 0), (2 * k.queries, 1), *behind)

@@ -16,7 +16,7 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import CTAID, WARP, Scalar, Statement, Storage, Value, const, param, var
 from ptxflow.compiler.ir.statements import Body, KernelInfo, Params, parameters, when
 from ptxflow.compiler.kernels.attention.sequences import SCALE, Sequences
-from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS
+from ptxflow.compiler.kernels.mla.decisions import SUM_WARPS, sum_blocks
 from ptxflow.compiler.kernels.mla.kernel import FLOOR
 from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, QUAD, SHARES, Shape
 from ptxflow.compiler.kernels.mla.span import Work
@@ -53,10 +53,6 @@ class Parts(Protocol):
 
     def first_place(self, sequence: Scalar) -> Value:
         """The row of the workspace of its first chunk."""
-
-
-#: times four registers, of what a warp loads at a time: maxima and row sums, and blocks
-MAX_HELD = 24
 
 
 class Combine(Shape):
@@ -189,9 +185,7 @@ class CombineParts(Combine):
 
     @property
     def each(self) -> int:
-        most = MAX_HELD // (int(self.s.sum_chunks) * (self.own_heads // self.outputs.wide)) - 1
-        most = min(most, self.blocks // SUM_WARPS)
-        return next(n for n in (4, 2, 1) if n <= max(most, 1))
+        return int(sum_blocks(self.s.fields(), self.problem, self.outputs.by_row))
 
     def work(self, row: Value, block: Value) -> list[Body]:
         """Blocks of a query."""

@@ -2,8 +2,11 @@
 sequences more than of short ones, numbered without gaps.
 
 Lengths are data, so each CTA works them out: of all tiles of all tiles of queries it takes the share
-that makes as many parts as the launch asks for, half a part lost to each tile of queries.
+that makes as many parts as the launch asks for, half a part lost to each tile of queries; or more,
+where fewer rounds of CTAs on all SMs are worth it.
 """
+
+from functools import reduce
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import LANE, Storage, Value, const, param, var
@@ -12,6 +15,8 @@ from ptxflow.compiler.kernels.mla.shape import COUNT, LANES, SHARES, Shape
 from ptxflow.compiler.tile.values import Registers, UInt32, emit, repeat
 
 FEWEST = 2  # tiles of a part, if there are more
+TRIED, FINE = 4, 8  # shares, each an eighth of the first more
+AROUND = 256  # tokens that a CTA could have had instead of its beginning and end
 
 
 class Shares:
@@ -34,7 +39,7 @@ class Shares:
         before, parts = r.uint32(0), r.uint32(0)
         passed = r.uint32(0) if of_parts else before
         base = var(f"{self.prefix}s_shared")
-        with repeat(base, param(COUNT), step=LANES):
+        with repeat(base, param(COUNT), step=LANES, rolled=True):
             asked, tiles, ends = self._lengths("b", base)
             own = r.uint32(asked * self.parts(tiles))
             if of_parts:
@@ -51,21 +56,39 @@ class Shares:
 
     def parts(self, tiles: Value) -> Value:
         """Of a sequence of so many tiles."""
-        return (tiles - tiles.min(1)) // self.size + 1
+        return _parts(tiles, self.size)
 
     def _size(self) -> Value:
         """The share of the tiles that there are."""
         r = self.r
         all_tiles, places = r.uint32(0), r.uint32(0)
         base = var(f"{self.prefix}s_summed")
-        with repeat(base, param(COUNT), step=LANES):
+        with repeat(base, param(COUNT), step=LANES, rolled=True):
             asked, tiles, _ = self._lengths("a", base)
             all_tiles += self._all(r.uint32(asked * tiles))
             places += self._all(r.uint32(asked))
         every, half = all_tiles.apply(at.copy).value, places.apply(at.copy).value // 2
         aim = param(SHARES) - half.min(param(SHARES) - 1)
         share = (every + (aim - 1)) // aim
-        return r.uint32(share + (const(FEWEST) - share.min(FEWEST)), "size").value
+        least = r.uint32(share + (const(FEWEST) - share.min(FEWEST))).value
+        more = r.uint32(least // FINE + (const(1) - (least // FINE).min(1))).value
+        sizes = [least + more * i for i in range(TRIED)]
+        return r.uint32(least + more * self._best(sizes), "size").value
+
+    def _best(self, sizes: list[Value]) -> Value:
+        """Which of some shares takes all SMs the shortest."""
+        r, base = self.r, var(f"{self.prefix}s_tried")
+        sms = self.shape.device.sms // self.shape.head_ctas
+        counts = [r.uint32(0) for _ in sizes]
+        with repeat(base, param(COUNT), step=LANES, rolled=True):
+            asked, tiles, _ = self._lengths("c", base)
+            for count, size in zip(counts, sizes, strict=True):
+                count += self._all(r.uint32(asked * _parts(tiles, size)))
+        ranks = []
+        for i, (count, size) in enumerate(zip(counts, sizes, strict=True)):
+            rounds = (count.apply(at.copy).value + (sms - 1)) // sms
+            ranks.append(rounds * (size + AROUND // self.shape.tile) * TRIED + i)
+        return reduce(Value.min, ranks) % TRIED
 
     def _all(self, x: UInt32) -> UInt32:
         """The sum of all lanes' numbers."""
@@ -83,3 +106,7 @@ class Shares:
         emit(*tokens.lengths(sequence), *queries.lengths(sequence))
         asked = (queries.count + (shape.queries - 1)) // shape.queries
         return asked * inside, tokens.chunks, queries.begin + queries.count
+
+
+def _parts(tiles: Value, size: Value) -> Value:
+    return (tiles - tiles.min(1)) // size + 1
