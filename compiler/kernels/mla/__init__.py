@@ -1,7 +1,5 @@
 """Latent attention over pages: one query a sequence, or packed queries that see what is before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -165,8 +163,8 @@ def _queries(
     behind = number >= places * -(-max(1, tiles) // size)  # of all parts
     split = {"s_which": int(behind), "s_first": 0, "s_size": size}
     last = number * k.head_ctas if k.split else ctas - 1
-    values = {COUNT: 1, "ctas": ctas, "ctaid": last, **_each(k, mine | (split if k.split else {"q_which": 1}))}
-    values |= {SHARES: 1} if k.split else {}
+    values = {COUNT: 1, "ctas": ctas, "ctaid": last, **({SHARES: 1} if k.split else {})}
+    values |= _each(k, mine | (split if k.split else {"q_which": 1}))
     written = _outputs(k, asked) if tiles <= size or not k.split else _row(k)
     name = f"{tiles} tiles for {asked} queries" + (", rising maxima" if rises else "")
     name += f", part {number} of {size}" if k.split else ""
@@ -217,8 +215,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Heads of full size: two sequences whose last chunks, or parts under a query, have full tiles
     and one key, lack one or end elsewhere in a tile, after a chunk but for a token, and the token;
     made sums; where parts are few, sequences of several, and some that end anywhere in a tile;
-    many, few of which have tokens, and whose look-up takes several steps; a ring beyond its 32nd turn, in prefill under queries that see one token of the
-    last tile or none, which ends a last part that is a tile shorter, or an odd number of tiles."""
+    many, few of which have tokens, and whose look-up takes several steps; a ring beyond its 32nd
+    turn, in prefill under queries that see one token of the last tile or none, which ends a last
+    part that is a tile shorter, or an odd number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")

@@ -1,7 +1,5 @@
 """The first kernel as a whole: its roles, what the gathering warp does, and where sums go."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at

@@ -5,8 +5,6 @@ A warp adds up a block of some dims for all heads, which its lanes hold as an MM
 of one chunk, and queries whose tokens are in one part, have been written by the first kernel.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Protocol
 

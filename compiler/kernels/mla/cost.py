@@ -1,7 +1,5 @@
 """What a latent attention strategy asks of the machine, for the analytic model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any

@@ -9,8 +9,6 @@ come to; in a prefill it does so for tokens in parts. A prefill by wgmma: see `h
 On sm_100a tcgen05 takes wgmma's place in a prefill, and in decoding that of mma.sync: `by_tcgen05`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -263,7 +261,7 @@ def tokens(problem: Problem) -> int:
 
 
 def sum_blocks(f: Fields, problem: Problem, by_rows: Any) -> Any:
-    """Blocks of dims that a warp of a prefill's second kernel adds up; `by_rows`: of wgmma's sums."""
+    """Blocks of dims of a warp of a prefill's second kernel; `by_rows`: of wgmma's sums."""
     wide = np.where(by_rows, MMA_TOKENS, MMA_COLUMNS)
     blocks = problem["head_dim_ckv"] // np.where(by_rows, MMA_COLUMNS, MMA_DIMS)
     most = MAX_HELD // (f.sum_chunks * np.maximum(cta_heads(problem) // wide, 1)) - 1

@@ -1,7 +1,5 @@
 """Prefill by wgmma: two warpgroups that multiply, and four warps that copy tokens into a ring."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy

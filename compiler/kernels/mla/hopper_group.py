@@ -7,8 +7,6 @@ Outputs pass through where queries were. The heads of queries are rows, one afte
 output tensor: where CTAs share heads, those of one query.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy

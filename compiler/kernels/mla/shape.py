@@ -1,7 +1,5 @@
 """A latent attention strategy applied to a problem: what both kernels agree on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from ptxflow.compiler.atoms import at

@@ -1,9 +1,9 @@
-"""How the CTAs of a prefill share the tokens of their queries: parts of about as many tiles, of long
+"""How CTAs of a prefill share the tokens of their queries: in parts of about as many tiles, of long
 sequences more than of short ones, numbered without gaps.
 
-Lengths are data, so each CTA works them out: of all tiles of all tiles of queries it takes the share
-that makes as many parts as the launch asks for, half a part lost to each tile of queries; or more,
-where fewer rounds of CTAs on all SMs are worth it.
+Lengths are data, so each CTA works them out. Of all tiles of all tiles of queries a part takes the
+share that makes as many parts as the launch asks for, half a part lost to each tile of queries; or
+some more, where all SMs are through earlier with fewer parts.
 """
 
 from functools import reduce

@@ -1,8 +1,6 @@
 """Which queries and tokens a CTA has: a chunk of a sequence in decoding, a tile of its queries in a
 prefill. Lengths are data: a CTA finds its sequence by its own number."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from ptxflow.compiler.ir import Scalar, Statement, Storage, Value, const, param, value
