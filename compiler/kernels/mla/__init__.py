@@ -23,11 +23,11 @@ from ptxflow.compiler.kernels.mla.hopper_group import SITES
 from ptxflow.compiler.kernels.mla.problem import PACKED, PREFILL, SCHEMA
 from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, SHARES
 from ptxflow.compiler.kernels.mla.shares import FEWEST
-from ptxflow.compiler.kernels.mla.span import Work
+from ptxflow.compiler.kernels.mla.span import PLANNING, Work
 from ptxflow.compiler.launch import Launch
 
 Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns
-CUT = 3  # parts of a tile of queries, in trip classes
+CUT, MANY = 3, 33  # in trip classes: parts of a tile of queries; sequences of a second look-up
 LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
 
 
@@ -138,9 +138,11 @@ def _added(c: CombineParts, tiles: int, asked: int, query: int = 0) -> Trip:
     """The sums of a query of the first sequence, of so many tiles, of which each part has one."""
     tokens = tiles * c.tile - 3 if tiles else 0
     mine = {"s_which": 0, "s_first": 0, "s_size": 1, "q_begin": 0, "q_end": asked}
+    mine |= {"s_chunks": tiles, "s_part": 0, "s_column": query * c.pieces}
     mine |= held_of(c.page_size, tokens)
     ctaid = query * c.head_ctas * (c.blocks // c.each // decisions.SUM_WARPS)
-    values = {COUNT: 1, SHARES: 1, "ctaid": ctaid, **{f"c_{name}": n for name, n in mine.items()}}
+    values = {COUNT: MANY if asked > 1 else 1, SHARES: 1, "ctaid": ctaid}
+    values |= {f"c_{name}": n for name, n in mine.items()}
     name, put = f"{tiles} parts of query {query} of {asked}", asked > query == 0 and tiles != 1
     return Trip(name, tuple(values.items()), _share(c) if put else (), c.entry)
 
@@ -160,11 +162,16 @@ def _queries(
     ctas = max(1, places) * k.head_ctas
     mine = {"q_begin": 0, "q_end": asked, **held_of(k.page_size, tokens)}
     mine |= {f"{site}_rises": rises for site in SITES}
-    behind = number >= places * -(-max(1, tiles) // size)  # of all parts
-    split = {"s_which": int(behind), "s_first": 0, "s_size": size}
+    parts = -(-max(1, tiles) // size)
+    share, behind = -(-max(1, tiles) // parts), number >= places * parts
+    split = {"s_which": int(behind), "s_first": 0, "s_size": size, "s_share": share}
+    split |= {"s_tile": number % parts * share}
+    split |= {"s_from": max(0, places - 1 - number // parts) * k.queries}
     last = number * k.head_ctas if k.split else ctas - 1
-    values = {COUNT: 1, "ctas": ctas, "ctaid": last, **({SHARES: 1} if k.split else {})}
+    values = {COUNT: 1, "ctas": ctas, "ctaid": last}
+    values |= {COUNT: MANY if number else 1, SHARES: 1} if k.split else {}
     values |= _each(k, mine | (split if k.split else {"q_which": 1}))
+    values |= {f"{PLANNING}{name}": n for name, n in (mine | split).items()} if k.split else {}
     written = _outputs(k, asked) if tiles <= size or not k.split else _row(k)
     name = f"{tiles} tiles for {asked} queries" + (", rising maxima" if rises else "")
     name += f", part {number} of {size}" if k.split else ""

@@ -22,7 +22,7 @@ from ptxflow.compiler.launch import Expr, Launch, Workspace, launch_of
 from ptxflow.compiler.lower import finish, layout
 from ptxflow.compiler.tile.softmax import ColumnSoftmax
 from ptxflow.compiler.tile.tensors import load_global
-from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat, traced, where
+from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat, trace, traced, where
 
 UNIT = CTAID * SUM_WARPS + WARP  # the warp's blocks of dims, of all that there are
 Loaded = tuple[Float32, Float32]  # a chunk's maxima and row sums, two each; blocks of its sums
@@ -88,7 +88,7 @@ class Combine(Shape):
     def build(self) -> Statement:
         """The lowered kernel."""
         work = self.work(self.place, UNIT % (self.blocks // self.each) * self.each)
-        storage, arch = (*self.registers, *self.r.storage), self.device.arch
+        storage, arch = (*self.registers, *self.r.storage, *self.told), self.device.arch
         late = bool(self.s.dependent)
         info = KernelInfo(self.entry, arch, SUM_WARPS, 1, self.params, storage, dependent=late)
         return finish(info, work)
@@ -186,17 +186,23 @@ class CombineParts(Combine):
         return int(sum_blocks(self.s.fields(), self.problem, self.outputs.by_row))
 
     def work(self, row: Value, block: Value) -> list[Body]:
-        """Blocks of a query."""
-        found, there = self.found.sequence(row, of_parts=False)
-        self.registers = self.found.storage
-        number = row - self.found.tiles.begin
-        span = self.found.queries(number // self.queries * self.queries)
-        share, parts = self.found.share, self.found.parts
-        chunks = (span.tiles + (share - 1)) // share
-        first = self.found.shares.first + (self.found.asked - 1 - number // self.queries) * parts
-        column = number % self.queries * self.pieces
-        some = traced(self.block, Handed(chunks, first, row, column), block)
-        return [*found, self.wait, when(there & chunks.ne(1), some)]
+        """Blocks of a query: all warps of a CTA have the same one."""
+        work, count = self.found, self.queries
+        found, there = work.sequence(row, of_parts=False)
+        with trace() as plan:
+            emit(*found)
+            number = row - work.tiles.begin
+            tiles = work.queries(number // count * count).tiles
+            chunks = work.shares.r.either(there, (tiles + (work.share - 1)) // work.share, 1).value
+            first = work.shares.first + (work.asked - 1 - number // count) * work.parts
+            work.tell(chunks, first, number % count * self.pieces, 0)
+        with trace() as told:
+            chunks, first, column = work.hear("chunks", "part", "column")
+        handed = Handed(chunks, first, row, column)
+        self.registers = work.storage
+        some = traced(self.block, handed, block)
+        begin = [when(WARP.eq(0), plan), at.cta_sync(), *told]
+        return [*begin, self.wait, when(handed.chunks.ne(1), some)]
 
 
 def first_launch(kernel: Statement, grid: Expr, numbers: dict[str, Expr]) -> Launch:
@@ -214,7 +220,8 @@ def with_sums(first: Launch, c: Combine, numbers: dict[str, Expr], rows: Expr) -
     """Both launches; each CTA of the first has a row of the workspace. `rows`: of queries that the
     second adds up."""
     grid = f"{rows} * {c.blocks // SUM_WARPS // c.each * c.head_ctas}"
-    then = launch_of(c.entry, grid, SUM_WARPS, c.params, numbers, dependent=bool(c.s.dependent))
+    told, early = sum(x.arg.size for x in c.told), bool(c.s.dependent)
+    then = launch_of(c.entry, grid, SUM_WARPS, c.params, numbers, told, dependent=early)
     sizes = (("sums", c.blocks * c.across * BLOCK), ("stats", 2 * c.outputs.wide * c.across))
     workspace = tuple(Workspace(name, f"{first.grid[0]} * {4 * floats}") for name, floats in sizes)
     return replace(first, then=(then,), workspace=workspace)

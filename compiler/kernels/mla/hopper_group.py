@@ -57,7 +57,8 @@ class Halves(Parts):
 
     @property
     def storage(self) -> tuple[Storage, ...]:
-        return (*self.tokens_and_queries, self.row_maxima, self.row_sums, self.probs)
+        handed = (self.row_maxima, self.row_sums, self.probs)
+        return (*self.tokens_and_queries, *handed, *self.told)
 
 
 class Warpgroup:

@@ -6,7 +6,7 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, Scalar, Slot, Value, special, value
-from ptxflow.compiler.ir.storage import global_tensor, rectangle
+from ptxflow.compiler.ir.storage import global_tensor, rectangle, smem
 from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.kernels.mla.problem import cta_heads, head_ctas
@@ -18,6 +18,7 @@ QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 LANES = 32
 COUNT = "sequences"  # the parameter: how many there are
 SHARES = "shares"  # the parameter: how many parts of tokens there should be, of a prefill
+TOLD = 4  # words
 BLOCK = LANES * QUAD  # of the workspace: floats of 16 dims by 8 columns
 
 
@@ -111,6 +112,8 @@ class Shape:
         self.latent_pitch = decisions.latent_pitch(problem)
         self.rope_pitch = decisions.rope_pitch(problem)
         self.split = self.chunk > 0 or self.cut > 1
+        #: of a prefill in parts what a warp works out for all: see `Work`
+        self.told = (smem("told", 4 * TOLD, align=16),) if self.cut > 1 else ()
         # of CTAs that share the heads of a query: their number together, and which of them
         self.number = self.numbered()
         self.place, self.which = self.number // self.head_ctas, self.number % self.head_ctas

@@ -6,6 +6,7 @@ share that makes as many parts as the launch asks for, half a part lost to each 
 some more, where all SMs are through earlier with fewer parts.
 """
 
+from collections.abc import Callable
 from functools import reduce
 
 from ptxflow.compiler.atoms import at
@@ -15,7 +16,7 @@ from ptxflow.compiler.kernels.mla.shape import COUNT, LANES, SHARES, Shape
 from ptxflow.compiler.tile.values import Registers, UInt32, emit, repeat
 
 FEWEST = 2  # tiles of a part, if there are more
-TRIED, FINE = 4, 8  # shares, each an eighth of the first more
+TRIED, FINE = 2, 8  # shares, each an eighth of the first more
 AROUND = 256  # tokens that a CTA could have had instead of its beginning and end
 
 
@@ -35,24 +36,27 @@ class Shares:
     def find(self, number: Value, of_parts: bool) -> Value:
         """The sequence of a part, or of a query; how many there are where there is none. Sets
         `size`, the most tiles of a part, and `first`, the number of the sequence's first one."""
-        self.size, r = self._size(), self.r
+        r, self.head = self.r, self._lengths("head", const(0))
+        self.size = self._size()
         before, parts = r.uint32(0), r.uint32(0)
         passed = r.uint32(0) if of_parts else before
-        base = var(f"{self.prefix}s_shared")
-        with repeat(base, param(COUNT), step=LANES, rolled=True):
-            asked, tiles, ends = self._lengths("b", base)
+
+        def count(base: Value, asked: Value, tiles: Value, ends: Value) -> None:
             own = r.uint32(asked * self.parts(tiles))
             if of_parts:
                 ends = passed.apply(at.copy).value + r.of(at.scan_lanes, own).value
                 emit(at.sum_u32(passed, passed, self._all(own), unread="dst"))
             some = r.uint32((base + LANE < param(COUNT)) & (ends < number + 1))
             emit(at.count_lanes(before.slot, some.value.ne(0)))
-            parts += self._all(r.uint32(own.value * some.value))
+            mine = self._all(r.uint32(own.value * some.value))
+            emit(at.sum_u32(parts, parts, mine))
+
+        self._each("shared", count)
         which, first = r.uint32(name="which"), r.uint32(name="first")
         which.set(before, found=("kv_indptr", 0, param(COUNT)))
         first.set(parts)
-        self.first = first.value
-        return which.value
+        self.which, self.first = which.value, first.value
+        return self.which
 
     def parts(self, tiles: Value) -> Value:
         """Of a sequence of so many tiles."""
@@ -61,14 +65,15 @@ class Shares:
     def _size(self) -> Value:
         """The share of the tiles that there are."""
         r = self.r
-        all_tiles, places = r.uint32(0), r.uint32(0)
-        base = var(f"{self.prefix}s_summed")
-        with repeat(base, param(COUNT), step=LANES, rolled=True):
-            asked, tiles, _ = self._lengths("a", base)
-            all_tiles += self._all(r.uint32(asked * tiles))
-            places += self._all(r.uint32(asked))
-        every, half = all_tiles.apply(at.copy).value, places.apply(at.copy).value // 2
-        aim = param(SHARES) - half.min(param(SHARES) - 1)
+        sums = r.uint32(0), r.uint32(0)  # of tiles of tokens, and of queries
+
+        def add(base: Value, asked: Value, tiles: Value, ends: Value) -> None:
+            for total, own in zip(sums, (asked * tiles, asked), strict=True):
+                total += self._all(r.uint32(own))
+
+        self._each("summed", add)
+        every, places = (total.apply(at.copy).value for total in sums)
+        aim = param(SHARES) - (places // 2).min(param(SHARES) - 1)
         share = (every + (aim - 1)) // aim
         least = r.uint32(share + (const(FEWEST) - share.min(FEWEST))).value
         more = r.uint32(least // FINE + (const(1) - (least // FINE).min(1))).value
@@ -77,13 +82,14 @@ class Shares:
 
     def _best(self, sizes: list[Value]) -> Value:
         """Which of some shares takes all SMs the shortest."""
-        r, base = self.r, var(f"{self.prefix}s_tried")
-        sms = self.shape.device.sms // self.shape.head_ctas
+        r, sms = self.r, self.shape.device.sms // self.shape.head_ctas
         counts = [r.uint32(0) for _ in sizes]
-        with repeat(base, param(COUNT), step=LANES, rolled=True):
-            asked, tiles, _ = self._lengths("c", base)
-            for count, size in zip(counts, sizes, strict=True):
-                count += self._all(r.uint32(asked * _parts(tiles, size)))
+
+        def add(base: Value, asked: Value, tiles: Value, ends: Value) -> None:
+            for total, size in zip(counts, sizes, strict=True):
+                total += self._all(r.uint32(asked * _parts(tiles, size)))
+
+        self._each("tried", add)
         ranks = []
         for i, (count, size) in enumerate(zip(counts, sizes, strict=True)):
             rounds = (count.apply(at.copy).value + (sms - 1)) // sms
@@ -93,6 +99,13 @@ class Shares:
     def _all(self, x: UInt32) -> UInt32:
         """The sum of all lanes' numbers."""
         return self.r.of(at.reduce_lanes, x, operation="add")
+
+    def _each(self, turn: str, body: Callable[[Value, Value, Value, Value], None]) -> None:
+        """The body for each 32 sequences, of which the first are at hand: most have no others."""
+        base = var(f"{self.prefix}s_{turn}")
+        body(const(0), *self.head)
+        with repeat(base, param(COUNT), LANES, LANES, rolled=True):
+            body(base, *self._lengths(turn, base))
 
     def _lengths(self, turn: str, base: Value) -> tuple[Value, Value, Value]:
         """Of each lane's sequence the tiles of queries, none where there is no sequence, and of
@@ -105,7 +118,8 @@ class Shares:
         sequence = (base + LANE).min(param(COUNT) - 1)
         emit(*tokens.lengths(sequence), *queries.lengths(sequence))
         asked = (queries.count + (shape.queries - 1)) // shape.queries
-        return asked * inside, tokens.chunks, queries.begin + queries.count
+        mine, tiles = (self.r.uint32(x).value for x in (asked * inside, tokens.chunks))
+        return mine, tiles, queries.begin + queries.count
 
 
 def _parts(tiles: Value, size: Value) -> Value:

@@ -3,11 +3,15 @@ prefill. Lengths are data: a CTA finds its sequence by its own number."""
 
 from dataclasses import dataclass, replace
 
-from ptxflow.compiler.ir import Scalar, Statement, Storage, Value, const, param, value
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir import Scalar, Statement, Storage, Value, const, param, slot, value, when
+from ptxflow.compiler.ir.nodes import LANE, WARP
 from ptxflow.compiler.kernels.attention.sequences import QueryTiles, Sequences
 from ptxflow.compiler.kernels.mla.shape import COUNT, Shape
 from ptxflow.compiler.kernels.mla.shares import Shares
 from ptxflow.compiler.tile.values import emit, trace
+
+PLANNING = "p_"  # before the registers of the warp that plans for all
 
 
 @dataclass(frozen=True)
@@ -86,18 +90,42 @@ class Work:
         of = tokens, const(self.shape.chunk)
         return Span(first, end, tiles, sequence, const(1), present, tokens, end, const(0), *of)
 
+    def plan(self) -> list[Statement]:
+        """What all warps are told of a part, by the first: the same code by all would come late."""
+        place = self.shape.place
+        found, _ = self.sequence(place, of_parts=True)
+        with trace() as body:
+            emit(*found)
+            part = place - self.shares.first
+            first = (self.asked - 1 - part // self.parts) * self.shape.queries
+            tile = part % self.parts * self.share
+            self.tell(self.shares.which, first, tile, self.share)
+        return [when(WARP.eq(0), body), at.cta_sync()]
+
     def _part(self) -> tuple[list[Statement], Span]:
         """Some of the tiles that a tile of queries sees, if there are any; late queries first."""
-        place = self.shape.place
-        body, there = self.sequence(place, True)
-        part = place - self.shares.first
-        span = self.queries((self.asked - 1 - part // self.parts) * self.shape.queries)
-        tokens = self.share * self.shape.tile
-        first = part % self.parts * tokens
+        with trace() as body:
+            which, begin, tile, share = self.hear("which", "from", "tile", "share")
+            mine = which.min(param(COUNT) - 1)
+            emit(self.sequences.lengths(mine), self.tiles.lengths(mine))
+        span, tokens, there = self.queries(begin), share * self.shape.tile, which < param(COUNT)
+        first = tile * self.shape.tile
         end = (first + tokens).min(span.end)
         tiles, present = self._tiles(first, end) * there, there & (first < end)
         own = {"first": first, "end": end, "tiles": tiles, "present": present, "part": tokens}
         return body, replace(span, **own)
+
+    def tell(self, *words: Scalar) -> None:
+        """One warp's, to all."""
+        told = self.shares.r.together(words).slot
+        emit(at.st_shared_lanes(slot(*self.shape.told), 0, LANE.eq(0), told))
+
+    def hear(self, *names: str) -> list[Value]:
+        """What it told, in registers of these names."""
+        told = [self.shares.r.uint32(name=name) for name in names]
+        for i, x in enumerate(told):
+            emit(at.ld_shared(x, slot(*self.shape.told), 4 * i, alike=True))
+        return [x.value for x in told]
 
     def sequence(self, number: Value, of_parts: bool) -> tuple[list[Statement], Value]:
         """Finds the sequence of a part or a query, into how many parts of how many tiles it is cut
