@@ -57,8 +57,7 @@ class Halves(Parts):
 
     @property
     def storage(self) -> tuple[Storage, ...]:
-        handed = (self.row_maxima, self.row_sums, self.probs)
-        return (*self.tokens_and_queries, *handed, *self.told)
+        return (*self.tokens_and_queries, self.row_maxima, self.row_sums, self.probs, *self.told)
 
 
 class Warpgroup:

@@ -33,9 +33,9 @@ class Shares:
     def storage(self) -> tuple[Storage, ...]:
         return (*self.tables, *self.r.storage)
 
-    def find(self, number: Value, of_parts: bool) -> Value:
-        """The sequence of a part, or of a query; how many there are where there is none. Sets
-        `size`, the most tiles of a part, and `first`, the number of the sequence's first one."""
+    def find(self, number: Value, of_parts: bool) -> None:
+        """Sets `which`, the sequence of a part or of a query, how many there are where there is
+        none; `size`, the most tiles of a part; `first`, the number of the sequence's first one."""
         r, self.head = self.r, self._lengths("head", const(0))
         self.size = self._size()
         before, parts = r.uint32(0), r.uint32(0)
@@ -56,11 +56,10 @@ class Shares:
         which.set(before, found=("kv_indptr", 0, param(COUNT)))
         first.set(parts)
         self.which, self.first = which.value, first.value
-        return self.which
 
-    def parts(self, tiles: Value) -> Value:
-        """Of a sequence of so many tiles."""
-        return _parts(tiles, self.size)
+    def parts(self, tiles: Value, size: Value | None = None) -> Value:
+        """Of a sequence of so many tiles, or were there so many in a part."""
+        return (tiles - tiles.min(1)) // (size or self.size) + 1
 
     def _size(self) -> Value:
         """The share of the tiles that there are."""
@@ -87,7 +86,7 @@ class Shares:
 
         def add(base: Value, asked: Value, tiles: Value, ends: Value) -> None:
             for total, size in zip(counts, sizes, strict=True):
-                total += self._all(r.uint32(asked * _parts(tiles, size)))
+                total += self._all(r.uint32(asked * self.parts(tiles, size)))
 
         self._each("tried", add)
         ranks = []
@@ -120,7 +119,3 @@ class Shares:
         asked = (queries.count + (shape.queries - 1)) // shape.queries
         mine, tiles = (self.r.uint32(x).value for x in (asked * inside, tokens.chunks))
         return mine, tiles, queries.begin + queries.count
-
-
-def _parts(tiles: Value, size: Value) -> Value:
-    return (tiles - tiles.min(1)) // size + 1

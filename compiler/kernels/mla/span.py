@@ -131,14 +131,14 @@ class Work:
         """Finds the sequence of a part or a query, into how many parts of how many tiles it is cut
         for each tile of queries, and how many of these are `asked`; and whether there is one."""
         with trace() as body:
-            which = self.shares.find(number, of_parts)
-            mine = which.min(param(COUNT) - 1)
+            self.shares.find(number, of_parts)
+            mine = self.shares.which.min(param(COUNT) - 1)
             emit(self.sequences.lengths(mine), self.tiles.lengths(mine))
         tiles, queries = self.sequences.chunks, self.shape.queries
         self.asked = (self.tiles.count + (queries - 1)) // queries
         self.parts = self.shares.parts(tiles)
         self.share = (tiles - tiles.min(1)) // self.parts + 1
-        return body, which < param(COUNT)
+        return body, self.shares.which < param(COUNT)
 
     def _place(self, place: Value) -> tuple[list[Statement], Span]:
         """All that the queries of a place see."""
