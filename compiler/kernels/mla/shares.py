@@ -36,8 +36,7 @@ class Shares:
     def find(self, number: Value, of_parts: bool) -> None:
         """Sets `which`, the sequence of a part or of a query, how many there are where there is
         none; `size`, the most tiles of a part; `first`, the number of the sequence's first one."""
-        r, self.head = self.r, self._lengths("head", const(0))
-        self.size = self._size()
+        r, self.size = self.r, self._size()
         before, parts = r.uint32(0), r.uint32(0)
         passed = r.uint32(0) if of_parts else before
 
@@ -100,10 +99,9 @@ class Shares:
         return self.r.of(at.reduce_lanes, x, operation="add")
 
     def _each(self, turn: str, body: Callable[[Value, Value, Value, Value], None]) -> None:
-        """The body for each 32 sequences, of which the first are at hand: most have no others."""
+        """The body for each 32 sequences."""
         base = var(f"{self.prefix}s_{turn}")
-        body(const(0), *self.head)
-        with repeat(base, param(COUNT), LANES, LANES, rolled=True):
+        with repeat(base, param(COUNT), step=LANES, rolled=True):
             body(base, *self._lengths(turn, base))
 
     def _lengths(self, turn: str, base: Value) -> tuple[Value, Value, Value]:
