@@ -239,9 +239,14 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     few = k.cut <= 2 and not k.decodes
     asked = max(1, 2 * k.queries - 1)
     real = -(-asked // k.queries)
-    cut = ((asked // k.queries + 1) * k.cut - real // 2) // real if k.cut > 1 else 1
-    share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // cut))
-    tiles = share * cut - (cut > 1)
+    cut = 2 * k.cut // real if k.cut > 1 else 1
+    most = cut * max(5, -(-min(34 * k.stages, 8192 // k.tile) // cut))
+    # where there are parts, the last one of a tile of queries has an odd number of tiles
+    tiles, n = next((t, n) for t in range(most, 0, -1) if (n := _odd(k, asked, t)))
+    last = replace(
+        size(1, asked, (tiles - 1) * k.tile + 1, (2 + (cut > 1), 8)),
+        blocks=((real * n - real + 1) * k.head_ctas, 0) if cut > 1 else None,
+    )
     sizes = (
         rows_of(p, *chunk, (1, full + 1), (1, k.tile + UNLIKE))
         if k.decodes
@@ -251,9 +256,21 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         *([size(4, 8 * k.queries, 4 * max(29, page))] if few else []),
         *([_later(p, k, int(s.sum_chunks))] if k.cut > 1 else []),
         many,
-        size(1, asked, (tiles - 1) * k.tile + 1, (2, 8)),
+        last,
     )
     return Trials(({n: p[n] for n in constants},), sizes)
+
+
+def _odd(k: Attend | Hopper, asked: int, tiles: int) -> int:
+    """Parts of so many tiles, if the last has an odd number of them, more than one; else none."""
+    if k.cut == 1:
+        return 1
+    real, some = -(-asked // k.queries), (asked // k.queries + 1) * k.cut
+    sms = k.device.sms // k.head_ctas
+    aim = max((some + sms // 2) // sms * sms, min(some, sms)) - real // 2
+    n = (tiles - 1) // max(FEWEST, -(-real * tiles // aim)) + 1
+    left = tiles - (n - 1) * ((tiles - 1) // n + 1)
+    return n if left % 2 and left > 1 else 0
 
 
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
