@@ -4,8 +4,6 @@ Their docstrings are what a model reads. They run in a child process of the serv
 answer of one line. What they put under `texts` the server keeps as resources, by address.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Kernels for the emulator: GEMMs of the family by their choices, and small texts of our own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Launches of the compiler as launch.json describes them, with their data in files beside it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path

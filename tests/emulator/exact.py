@@ -1,7 +1,5 @@
 """Float formats in exact arithmetic: rationals, and one rounding to nearest even."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One instruction on vectors of any length: a kernel that loads, computes and stores by thread."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Cases hold what is right: the references of definitions, and float32 with rounded probabilities;
 a token, a page or a rule that is missed lies outside."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """`ptxflow check-ptx`: what it finds, prints and refuses, of our own kernels and of damaged texts;
 the page's example is run."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import random

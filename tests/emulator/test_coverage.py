@@ -1,7 +1,5 @@
 """What runs cover of a text, and emulation problems that are chosen by it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Every atom that the compiler can emit is one that the emulator builds, in every form."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Bulk copies with and without tensor maps: ranks, reductions, swizzles, peers; and whole grids."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CTAs of a cluster: pairs that multiply together, and memory of each other."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

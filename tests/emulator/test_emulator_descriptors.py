@@ -1,7 +1,5 @@
 """Descriptors, swizzles, fragments and TMEM layouts against the figures of the ISA."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

@@ -1,7 +1,5 @@
 """Matrix products of every element format, on values whose sums are exact in every order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

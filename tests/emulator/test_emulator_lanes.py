@@ -1,7 +1,5 @@
 """Lanes: arithmetic against numpy, divergence, shuffles, memory, barriers between warps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tensor memory, asynchronous copies and undefined values, in small texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the parser reads of a text, and the arguments that it is given."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,6 @@
 """Planted faults: each change of the PTX text or the launch must show, as a fault, a wrong C or a
 noted hazard, under one of a few schedules."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Planted races in small texts, each with its healthy twin: one statement makes the difference."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

@@ -2,8 +2,6 @@
 text do. Each leaves the kernel right wherever indices are small.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

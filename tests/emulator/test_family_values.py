@@ -1,7 +1,5 @@
 """Kernels of every family of the table compute what the definition says, and wrong ones differ."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

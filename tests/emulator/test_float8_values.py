@@ -1,7 +1,5 @@
 """Kernels over float8 pass the check of a GPU: its inputs, reference and tolerances."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

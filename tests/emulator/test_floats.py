@@ -1,8 +1,6 @@
 """Float arithmetic and conversions of every type against exact rationals: edge values, random bits,
 ties."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable

@@ -5,8 +5,6 @@ Values decide, under several schedules. The ordering hazards that a run reports 
 practice against the letter of the ISA: they are pinned apart.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from fnmatch import fnmatch

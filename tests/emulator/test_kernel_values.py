@@ -1,7 +1,5 @@
 """Kernels under the emulator: right on data of all kinds, and what they must not leave out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Tensor maps that a kernel makes by tensormap.replace, copies to global memory, and loads by."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sampling kernels draw the very token that integers give, at every edge."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """The bugs that shipped in public kernels, as PTX: check-ptx finds each by the rule meant for it,
 and nothing in the text without it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

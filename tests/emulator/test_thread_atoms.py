@@ -1,7 +1,5 @@
 """The atoms of threads, streams and recurrences compute in the emulator what numpy does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

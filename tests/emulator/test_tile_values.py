@@ -1,7 +1,5 @@
 """Traced values compute in the emulator what numpy does; the example of compiler/README.md runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

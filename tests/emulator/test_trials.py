@@ -1,7 +1,5 @@
 """What a run under the emulator reports of a kernel, and the command that asks for many."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Who may import whom, and how large things may be: what `python -m tests.house` prints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

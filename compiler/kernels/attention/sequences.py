@@ -138,10 +138,10 @@ class QueryTiles:
     def __init__(self, tile: int, prefix: str = ""):
         self.tile, self.search = tile, Search("qo_indptr", tile, prefix=prefix + "q_")
         # the registers with where a sequence's queries begin and end
-        self._bounds = self.search.register("begin"), self.search.register("end")
-        self.storage = (*self.search.storage, *self._bounds)
-        self.begin = value_of(self._bounds[0])  # the row of its first query
-        self.count = value_of(self._bounds[1]) - self.begin  # how many queries it has
+        self.bounds = self.search.register("begin"), self.search.register("end")
+        self.storage = (*self.search.storage, *self.bounds)
+        self.begin = value_of(self.bounds[0])  # the row of its first query
+        self.count = value_of(self.bounds[1]) - self.begin  # how many queries it has
 
     def places(self, sequences: str) -> str:
         """The most tiles there can be, as an expression of the launch."""
@@ -155,7 +155,7 @@ class QueryTiles:
         """Statements that load where a sequence's queries begin and end."""
         return [
             load_index(register, "qo_indptr", sequence + i)
-            for i, register in enumerate(self._bounds)
+            for i, register in enumerate(self.bounds)
         ]
 
     def first(self, place: Scalar, sequence: Value) -> Value:

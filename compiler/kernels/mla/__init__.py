@@ -1,7 +1,5 @@
 """Latent attention over pages: one query a sequence, or packed queries that see what is before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -23,14 +21,14 @@ from ptxflow.compiler.kernels.mla.hopper import Hopper
 from ptxflow.compiler.kernels.mla.hopper_decisions import ALWAYS, MMA_SYNC, WGMMA
 from ptxflow.compiler.kernels.mla.hopper_group import SITES
 from ptxflow.compiler.kernels.mla.problem import PACKED, PREFILL, SCHEMA
-from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, LEAST
-from ptxflow.compiler.kernels.mla.span import Work
+from ptxflow.compiler.kernels.mla.shape import BLOCK, COUNT, SHARES
+from ptxflow.compiler.kernels.mla.shares import FEWEST
+from ptxflow.compiler.kernels.mla.span import PLANNING, Work
 from ptxflow.compiler.launch import Launch
 
 Written = tuple[tuple[str, int, int], tuple[str, int, int]]  # tensors, rows, columns
+CUT, MANY = 3, 33  # in trip classes: parts of a tile of queries; sequences of a second look-up
 LONG = 768  # tokens of a chunk: the emulator takes a second for about 500
-#: what a CTA has of the tokens that several share: at least a quarter of an SM's tiles, and two
-QUARTER, FEWEST = 4, 2
 
 
 def kernel(p: Problem, s: Strategy, device: Device) -> Attend | Hopper:
@@ -61,11 +59,11 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     asked = {0, 1, k.queries, k.queries + 1}
     if isinstance(k, Hopper):  # whose warpgroups have every other tile
         counts |= {2, 2 * k.stages + 2}
-        some = [_queries(k, 2 * k.cut, rows, rises=1) for rows in sorted(asked - {k.queries})]
-        out = [_queries(k, n * k.cut, k.queries, r) for n in sorted(counts) for r in (0, 1)]
+        some = [_some(k, 2, rows, 1) for rows in sorted(asked - {k.queries})]
+        out = [_some(k, n, k.queries, r) for n in sorted(counts) for r in (0, 1)]
         return [*some, *out, *_parts(p, s, device, counts)]
     if not k.decodes:
-        out = [_queries(k, n * k.cut, rows) for n in sorted(counts) for rows in sorted(asked)]
+        out = [_some(k, n, rows) for n in sorted(counts) for rows in sorted(asked)]
         return [*out, *_parts(p, s, device, counts)]
     if not k.split:
         return [_chunk(k, n, 0) for n in sorted(counts)]
@@ -117,50 +115,66 @@ def _sum(c: Combine, chunks: int) -> Trip:
 
 def _share(c: Combine) -> Written:
     """What the first CTA of the second kernel writes."""
-    return ("output", c.own_heads, decisions.SUM_WARPS * c.outputs.dims), ("lse", 1, c.own_heads)
+    dims = decisions.SUM_WARPS * c.each * c.outputs.dims
+    return ("output", c.own_heads, dims), ("lse", 1, c.own_heads)
 
 
 def _parts(p: Problem, s: Strategy, device: Device, counts: Iterable[int]) -> list[Trip]:
     """The last parts of so many tiles each, and one behind a sequence's only tile; parts that have
     all tiles; the sums of as many parts as the second kernel tells apart, of a query and of the
-    last that a place has visible for, if it is there."""
+    last that a tile of queries has room for, if it is there."""
     k = kernel(p, s, device)
     if not k.split:
         return []
-    last = [_queries(k, n * k.cut, k.queries, 1, k.cut - 1) for n in sorted({*counts} - {0})]
-    whole = [_queries(k, 2, rows, least=2) for rows in sorted({0, 1, k.queries, k.queries + 1})]
+    last = [_queries(k, n * CUT, k.queries, 1, CUT - 1, n) for n in sorted({*counts} - {0})]
+    whole = [_queries(k, 2, rows, size=2) for rows in sorted({0, 1, k.queries, k.queries + 1})]
     c = CombineParts(p, s, device)
-    some = [_added(c, n, 1) for n in _sums(c.loads) if n <= c.cut]
-    others = [_added(c, k.cut, rows, c.queries - 1) for rows in (0, c.queries, c.queries + 1)]
+    some = [_added(c, n, 1) for n in _sums(c.loads)]
+    others = [_added(c, CUT, rows, c.queries - 1) for rows in (c.queries, c.queries + 1)]
     return [*last, _queries(k, 1, k.queries, 0, 1), *whole, *some, *others]
 
 
 def _added(c: CombineParts, tiles: int, asked: int, query: int = 0) -> Trip:
-    """The sums of a query of the first place, of so many tiles, of which each part has one."""
+    """The sums of a query of the first sequence, of so many tiles, of which each part has one."""
     tokens = tiles * c.tile - 3 if tiles else 0
-    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **held_of(c.page_size, tokens)}
-    ctaid = query * c.head_ctas * (c.blocks // decisions.SUM_WARPS)
-    values = {COUNT: 1, LEAST: 1, "ctaid": ctaid, **{f"c_{name}": n for name, n in mine.items()}}
+    mine = {"s_which": 0, "s_first": 0, "s_size": 1, "q_begin": 0, "q_end": asked}
+    mine |= {"s_chunks": tiles, "s_part": 0, "s_column": query * c.pieces}
+    mine |= held_of(c.page_size, tokens)
+    ctaid = query * c.head_ctas * (c.blocks // c.each // decisions.SUM_WARPS)
+    values = {COUNT: MANY if asked > 1 else 1, SHARES: 1, "ctaid": ctaid}
+    values |= {f"c_{name}": n for name, n in mine.items()}
     name, put = f"{tiles} parts of query {query} of {asked}", asked > query == 0 and tiles != 1
     return Trip(name, tuple(values.items()), _share(c) if put else (), c.entry)
 
 
+def _some(k: Attend | Hopper, tiles: int, asked: int, rises: int = 0) -> Trip:
+    """So many tiles: the first part, or all."""
+    return _queries(k, tiles * (CUT if k.split else 1), asked, rises, size=max(1, tiles))
+
+
 def _queries(
-    k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number: int = 0, least: int = 1
+    k: Attend | Hopper, tiles: int, asked: int, rises: int = 0, number: int = 0, size: int = 1
 ) -> Trip:
     """The CTA that has the last queries of so many, and part `number` of so many tiles; `rises`:
-    and so do maxima, far enough to rescale sums; `least`: tiles of a part at the least."""
+    and so do maxima, far enough to rescale sums; `size`: tiles of a part at the most."""
     tokens = tiles * k.tile - 3 if tiles else 0
-    places = max(1, -(-asked // k.queries))
-    mine = {"q_which": 1, "q_begin": 0, "q_end": asked, **held_of(k.page_size, tokens)}
+    places = -(-asked // k.queries)
+    ctas = max(1, places) * k.head_ctas
+    mine = {"q_begin": 0, "q_end": asked, **held_of(k.page_size, tokens)}
     mine |= {f"{site}_rises": rises for site in SITES}
-    ctas, last = places * k.cut * k.head_ctas, (k.cut - number) * k.head_ctas - 1
-    values = {COUNT: 1, "ctas": ctas, "ctaid": last, **_each(k, mine)}
-    values |= {LEAST: least} if k.split else {}
-    whole = tiles <= max(least, -(-tiles // k.cut))
-    written = _outputs(k, asked) if whole else _row(k)
+    parts = -(-max(1, tiles) // size)
+    share, behind = -(-max(1, tiles) // parts), number >= places * parts
+    split = {"s_which": int(behind), "s_first": 0, "s_size": size, "s_share": share}
+    split |= {"s_tile": number % parts * share}
+    split |= {"s_from": max(0, places - 1 - number // parts) * k.queries}
+    last = number * k.head_ctas if k.split else ctas - 1
+    values = {COUNT: 1, "ctas": ctas, "ctaid": last}
+    values |= {COUNT: MANY if number else 1, SHARES: 1} if k.split else {}
+    values |= _each(k, mine | (split if k.split else {"q_which": 1}))
+    values |= {f"{PLANNING}{name}": n for name, n in (mine | split).items()} if k.split else {}
+    written = _outputs(k, asked) if tiles <= size or not k.split else _row(k)
     name = f"{tiles} tiles for {asked} queries" + (", rising maxima" if rises else "")
-    name += f", {'all in ' * whole}part {number}" if k.split else ""
+    name += f", part {number} of {size}" if k.split else ""
     first = asked == k.queries and number == 0 and (tiles > 0 or not k.split)
     return Trip(name, tuple(values.items()), written if first else (), k.problem.family)
 
@@ -179,10 +193,11 @@ def launch(p: Problem, s: Strategy, device: Device) -> Launch:
     if not k.decodes:
         grid = work.tiles.places(count)
         if k.split:
-            tiles = f"num_kv_indices * {k.page_size} // ({count} * {k.tile})"  # of a sequence
-            steps = f"({grid}) * {k.head_ctas} * ({tiles})"
-            numbers[LEAST] = f"max({steps} // {QUARTER * device.sms}, {FEWEST})"
-            grid, rows = f"({grid}) * {k.cut}", f"({grid}) * {k.queries}"
+            # about so many CTAs for a tile of queries, and whole rounds of all SMs
+            some, sms = f"({grid}) * {k.cut}", device.sms // k.head_ctas
+            rounds = f"({some} + {sms // 2}) // {sms} * {sms}"
+            numbers[SHARES] = f"max({rounds}, min({some}, {sms}))"
+            grid, rows = f"({numbers[SHARES]} + ({grid} + 1) // 2)", "total_q"
     elif k.split:
         grid = work.sequences.places()
     first = first_launch(k.build(), shared(grid, k), numbers)
@@ -207,9 +222,9 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Heads of full size: two sequences whose last chunks, or parts under a query, have full tiles
     and one key, lack one or end elsewhere in a tile, after a chunk but for a token, and the token;
     made sums; where parts are few, sequences of several, and some that end anywhere in a tile;
-    many, few of which have tokens, and whose look-up takes several steps (of parts, the first of
-    each place); a ring beyond its 32nd turn, in prefill under queries that see one token of the
-    last tile or none, which ends a last part that is a tile shorter, or an odd number of tiles."""
+    many, few of which have tokens, and whose look-up takes several steps; a ring beyond its 32nd
+    turn, in prefill under queries that see one token of the last tile or none, which ends a last
+    part that is a tile shorter, or an odd number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
     constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
@@ -217,14 +232,21 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, count, queries, tokens), None, some)
 
-    places, each = 34 + 12 // k.queries, k.cut * k.head_ctas
-    many = size(34, 12, 5 * page, (places, 8) if k.cut > 1 else ())
+    many = size(34, 12, 5 * page, (-16 * k.head_ctas, 8) if k.cut > 1 else ())
     turn = (2 * k.stages + 1) * k.tile + 3
     full = (k.chunk or 2 * k.stages * k.tile) + k.tile if k.decodes else max(4, k.cut) * k.tile
     chunk = ((1, k.chunk - 1), (1, 1)) if k.chunk else ()
     few = k.cut <= 2 and not k.decodes
-    share = max(5, -(-min(34 * k.stages, 8192 // k.tile) // k.cut))
-    tiles = share * k.cut - (k.cut > 1)
+    asked = max(1, 2 * k.queries - 1)
+    real = -(-asked // k.queries)
+    cut = 2 * k.cut // real if k.cut > 1 else 1
+    most = cut * max(5, -(-min(34 * k.stages, 8192 // k.tile) // cut))
+    # where there are parts, the last one of a tile of queries has an odd number of tiles
+    tiles, n = next((t, n) for t in range(most, 0, -1) if (n := _odd(k, asked, t)))
+    last = replace(
+        size(1, asked, (tiles - 1) * k.tile + 1, (2 + (cut > 1), 8)),
+        blocks=((real * n - real + 1) * k.head_ctas, 0) if cut > 1 else None,
+    )
     sizes = (
         rows_of(p, *chunk, (1, full + 1), (1, k.tile + UNLIKE))
         if k.decodes
@@ -233,10 +255,22 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         *([size(3, 2 * k.queries + 3, turn * k.cut)] if few else []),
         *([size(4, 8 * k.queries, 4 * max(29, page))] if few else []),
         *([_later(p, k, int(s.sum_chunks))] if k.cut > 1 else []),
-        replace(many, blocks=((places - 1) * each + 1, 0)) if k.cut > 1 else many,
-        size(1, max(1, 2 * k.queries - 1), (tiles - 1) * k.tile + 1, (2, 8)),
+        many,
+        last,
     )
     return Trials(({n: p[n] for n in constants},), sizes)
+
+
+def _odd(k: Attend | Hopper, asked: int, tiles: int) -> int:
+    """Parts of so many tiles, if the last has an odd number of them, more than one; else none."""
+    if k.cut == 1:
+        return 1
+    real, some = -(-asked // k.queries), (asked // k.queries + 1) * k.cut
+    sms = k.device.sms // k.head_ctas
+    aim = max((some + sms // 2) // sms * sms, min(some, sms)) - real // 2
+    n = (tiles - 1) // max(FEWEST, -(-real * tiles // aim)) + 1
+    left = tiles - (n - 1) * ((tiles - 1) // n + 1)
+    return n if left % 2 and left > 1 else 0
 
 
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
@@ -244,7 +278,7 @@ def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
     one: sequences whose tiles are of one part and of two, of two and three, and so on, so that last
     ones have any place among `loads`: the first tile sees all that its parts can hold, more than
     one where there are, and the one query behind it a key more."""
-    most = min(k.cut, max(3, loads + 1))
+    most = max(3, loads + 1)
     tokens = [FEWEST * (n - 1) * k.tile + 1 for n in range(most, max(1, most - loads), -1)]
     behind = ((k.queries + 1, n) for n in tokens)
     return rows_of(p, (k.queries, FEWEST * k.tile + 1), (3, 0), (2 * k.queries, 1), *behind)

@@ -1,7 +1,5 @@
 """The first kernel as a whole: its roles, what the gathering warp does, and where sums go."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at
@@ -14,7 +12,7 @@ from ptxflow.compiler.kernels.mla.decisions import GATHER_REGS, MULTIPLY_REGS, S
 from ptxflow.compiler.kernels.mla.kernel import Multiplier
 from ptxflow.compiler.kernels.mla.problem import ELEMENT
 from ptxflow.compiler.kernels.mla.shape import LANES
-from ptxflow.compiler.kernels.mla.span import Span, Work
+from ptxflow.compiler.kernels.mla.span import PLANNING, Span, Work
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global, store_global
 from ptxflow.compiler.tile.values import emit, repeat, traced, where
@@ -92,8 +90,11 @@ class Attend(Multiplier):
             *find,
             when(span.present, traced(self.multiply, span), traced(self._leave, span)),
         )
-        body = [*([at.grid_launch_dependents()] if early else []), gather, multiply]
+        planning = Work(self, PLANNING)
+        plan = planning.plan() if self.told else []
+        body = [*([at.grid_launch_dependents()] if early else []), *plan, gather, multiply]
         storage = (*self.storage, *self.work.storage, *self.asking.storage)
+        storage += (*self.told, *planning.storage) if self.told else ()
         name, arch, warps = self.problem.family, self.device.arch, self.warps + self.helpers
         # in the end warps meet when each has loaded its last sums: tensor memory may go
         info = KernelInfo(name, arch, warps, 1, self.params, storage)

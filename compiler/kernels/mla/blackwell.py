@@ -5,8 +5,6 @@ mma.sync. Dims are the rows of O^T = V^T P^T, 128 at a time. A tile's products w
 anew in tensor memory, and are added to the sums in registers.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 from ptxflow.compiler.atoms import at

@@ -1,7 +1,5 @@
 """What a latent attention strategy asks of the machine, for the analytic model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +11,7 @@ from ptxflow.compiler.family import Demand, Fields, Problem, costs_of, either
 from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla import hopper_decisions as hopper
 from ptxflow.compiler.kernels.mla.problem import ELEMENT, cta_heads, head_ctas
+from ptxflow.compiler.kernels.mla.shares import AROUND, FEWEST, FINE, TRIED
 from ptxflow.compiler.kernels.waves import choices, compared, filled, spread
 
 
@@ -145,17 +144,25 @@ def _spans(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any, Any]:
         each = np.ceil(length / chunk)
         return count * each * shared, np.ceil(length / each / f.tile), 1.0 + 0 * f.tile
     mean = seen(problem)
-    steps, parts = _shares(f, problem)
+    steps, parts = _shares(f, problem, device)
     blocks = count * np.ceil(problem["total_q"] / count / f.queries) * parts * shared
     rounds = np.maximum(blocks / device.sms, 1.0)
     return blocks, steps, 1 + (length / mean - 1) / rounds
 
 
-def _shares(f: Fields, problem: Problem) -> tuple[Any, Any]:
-    """Tiles of a part of what a query of a prefill sees, and parts that have some."""
-    tiles = np.ceil(seen(problem) / f.tile)
-    steps = np.ceil(tiles / f.parts)
-    return steps, np.ceil(tiles / steps)
+def _shares(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
+    """Tiles of a part of what a query of a prefill sees, and parts, of sequences that are alike:
+    see `Shares`, and the launch."""
+    tiles, count = np.ceil(seen(problem) / f.tile), problem["len_indptr"] - 1
+    places = count * np.ceil(problem["total_q"] / count / f.queries)
+    sms, asked = device.sms // head_ctas(problem), decisions.places(f, problem) * f.parts
+    aim = np.maximum((asked + sms // 2) // sms * sms, np.minimum(asked, sms))
+    least = np.maximum(np.ceil(places * tiles / np.maximum(aim - places // 2, 1)), FEWEST)
+    sizes = [least + np.maximum(least // FINE, 1) * i for i in range(TRIED)]
+    loads = [np.ceil(places * np.ceil(tiles / n) / sms) * (n + AROUND // f.tile) for n in sizes]
+    parts = np.ceil(tiles / np.choose(np.argmin(loads, axis=0), sizes))
+    parts = np.where(f.parts > 1, parts, 1)
+    return np.ceil(tiles / parts), parts
 
 
 def seen(problem: Problem) -> float:
@@ -233,12 +240,12 @@ def _second(f: Fields, problem: Problem, device: Device, c: Costs) -> Demand:
 
 def _parts_load(f: Fields, problem: Problem, device: Device, c: Costs) -> Demand:
     """The second kernel of a prefill, which more bytes pass; L2 may have no room for all."""
-    count, (_, parts) = problem["len_indptr"] - 1, _shares(f, problem)
+    _, parts = _shares(f, problem, device)
     heads, latent = 4 * cta_heads(problem), problem["head_dim_ckv"]  # bytes; dims
-    rows = count * np.ceil(problem["total_q"] / count / f.queries) * f.queries
-    rows = rows * head_ctas(problem)  # of each CTA that shares heads
+    rows = problem["total_q"] * head_ctas(problem)  # of each CTA that shares heads
     by_rows = (f.core == hopper.WGMMA) & (not device.has_tmem)
     dims = decisions.SUM_WARPS * np.where(by_rows, decisions.MMA_COLUMNS, decisions.MMA_DIMS)
+    dims = dims * decisions.sum_blocks(f, problem, by_rows)
     return replace(
         sums_load(f, np.where(f.parts > 1, rows * latent // dims, 0), parts, c),
         l2_bytes=1.0 * np.minimum(f.sum_chunks, parts) * dims * heads,

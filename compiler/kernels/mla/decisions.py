@@ -9,8 +9,6 @@ come to; in a prefill it does so for tokens in parts. A prefill by wgmma: see `h
 On sm_100a tcgen05 takes wgmma's place in a prefill, and in decoding that of mma.sync: `by_tcgen05`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ PAD = 16  # bytes between rows in shared memory, so that eight of them lie in di
 MAX_ROUNDS = 16  # of CTAs on an SM: more write and read more sums than keys
 SUM_WARPS = 4  # warps of a CTA of the second kernel
 MAX_SUMS = 32  # chunks of 8 heads each that a thread of it has registers for
+MAX_HELD = 24  # times four registers, of maxima and row sums, and blocks that it loads at a time
 SPLIT = 8  # warps that have other registers than those that gather:
 MULTIPLY_REGS, GATHER_REGS = 224, 56  # of eight and of four, 65,536 in all at the most
 COLUMNS, DIMS = "columns", "dims"
@@ -259,6 +258,15 @@ def tiling_rules(first: str) -> tuple[Rule, ...]:
 def tokens(problem: Problem) -> int:
     """Tokens that the pages have room for."""
     return problem["num_kv_indices"] * problem["page_size"]
+
+
+def sum_blocks(f: Fields, problem: Problem, by_rows: Any) -> Any:
+    """Blocks of dims of a warp of a prefill's second kernel; `by_rows`: of wgmma's sums."""
+    wide = np.where(by_rows, MMA_TOKENS, MMA_COLUMNS)
+    blocks = problem["head_dim_ckv"] // np.where(by_rows, MMA_COLUMNS, MMA_DIMS)
+    most = MAX_HELD // (f.sum_chunks * np.maximum(cta_heads(problem) // wide, 1)) - 1
+    most = np.minimum(most, blocks // SUM_WARPS)
+    return np.where(most < 4, np.where(most < 2, 1, 2), 4)
 
 
 SUMS_FIT = rule(

@@ -5,8 +5,6 @@ latent's dims as columns of its sums; four warps copy tokens into the ring. On s
 choice is tcgen05, of 64 rows of heads or fewer, in tiles of 64 tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ Outputs pass through where queries were. The heads of queries are rows, one afte
 output tensor: where CTAs share heads, those of one query.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
@@ -59,7 +57,7 @@ class Halves(Parts):
 
     @property
     def storage(self) -> tuple[Storage, ...]:
-        return (*self.tokens_and_queries, self.row_maxima, self.row_sums, self.probs)
+        return (*self.tokens_and_queries, self.row_maxima, self.row_sums, self.probs, *self.told)
 
 
 class Warpgroup:

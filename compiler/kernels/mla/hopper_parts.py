@@ -5,8 +5,6 @@ of a warp are in one piece. The latent's halves and the rotary dims are apart, w
 their own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms import at

@@ -4,8 +4,6 @@ Per tile: scores S^T = K Q^T, of which each warp has 16 tokens by some columns; 
 column over all warps; probs, to shared memory; O^T += V^T P^T, of which each warp has some dims.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ptxflow.compiler.atoms import at

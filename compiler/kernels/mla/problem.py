@@ -4,8 +4,6 @@ A key is a token's latent and its rotary part, a value the latent alone; tokens 
 decoding every sequence has one query; in a prefill queries are packed, and are its last tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 

@@ -1,14 +1,12 @@
 """A latent attention strategy applied to a problem: what both kernels agree on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, Scalar, Slot, Value, special, value
-from ptxflow.compiler.ir.storage import global_tensor, rectangle
+from ptxflow.compiler.ir.storage import global_tensor, rectangle, smem
 from ptxflow.compiler.kernels.mla import decisions
 from ptxflow.compiler.kernels.mla.hopper_decisions import WGMMA
 from ptxflow.compiler.kernels.mla.problem import cta_heads, head_ctas
@@ -19,7 +17,8 @@ from ptxflow.compiler.tile.values import Float32, emit, inverse_or_zero, log2
 QUAD = 4  # registers of an MMA's result, and of a 16-byte access
 LANES = 32
 COUNT = "sequences"  # the parameter: how many there are
-LEAST = "least"  # the parameter: tiles of tokens that a part of a prefill has at the least
+SHARES = "shares"  # the parameter: how many parts of tokens there should be, of a prefill
+TOLD = 4  # words
 BLOCK = LANES * QUAD  # of the workspace: floats of 16 dims by 8 columns
 
 
@@ -113,6 +112,8 @@ class Shape:
         self.latent_pitch = decisions.latent_pitch(problem)
         self.rope_pitch = decisions.rope_pitch(problem)
         self.split = self.chunk > 0 or self.cut > 1
+        #: of a prefill in parts what a warp works out for all: see `Work`
+        self.told = (smem("told", 4 * TOLD, align=16),) if self.cut > 1 else ()
         # of CTAs that share the heads of a query: their number together, and which of them
         self.number = self.numbered()
         self.place, self.which = self.number // self.head_ctas, self.number % self.head_ctas
@@ -132,12 +133,12 @@ class Shape:
         inputs = ("q_nope", "q_pe", "ckv_cache", "kpe_cache", *self.found_by)
         pointers = ((name, "ptr") for name in (*inputs, "output", "lse", *left))
         numbers = ("sm_scale", *((COUNT,) if "kv_indptr" in self.found_by else ()))
-        numbers += (LEAST,) * (self.cut > 1)
+        numbers += (SHARES,) * (self.cut > 1)
         return (*pointers, *((name, "u32") for name in numbers))
 
     def numbered(self) -> Value:
         """The CTA's number, and its row of the workspace: late queries come first."""
-        return CTAID if self.decodes else special("ctas") - 1 - CTAID
+        return CTAID if self.decodes or self.split else special("ctas") - 1 - CTAID
 
     def place_of(self, row: Scalar, block: Scalar, n: Scalar) -> tuple[Value, Slot]:
         """Index in vectors of a lane's part of a block of the workspace, and the block."""

@@ -1,13 +1,17 @@
 """Which queries and tokens a CTA has: a chunk of a sequence in decoding, a tile of its queries in a
 prefill. Lengths are data: a CTA finds its sequence by its own number."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
-from ptxflow.compiler.ir import Scalar, Statement, Storage, Value, const, param, value
+from ptxflow.compiler.atoms import at
+from ptxflow.compiler.ir import Scalar, Statement, Storage, Value, const, param, slot, value, when
+from ptxflow.compiler.ir.nodes import LANE, WARP
 from ptxflow.compiler.kernels.attention.sequences import QueryTiles, Sequences
-from ptxflow.compiler.kernels.mla.shape import COUNT, LEAST, Shape
+from ptxflow.compiler.kernels.mla.shape import COUNT, Shape
+from ptxflow.compiler.kernels.mla.shares import Shares
+from ptxflow.compiler.tile.values import emit, trace
+
+PLANNING = "p_"  # before the registers of the warp that plans for all
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,14 @@ class Work:
         self.shape = shape
         self.sequences = Sequences(shape.page_size, shape.chunk or shape.tile, prefix)
         self.tiles = QueryTiles(shape.queries, prefix)
+        self.shares = Shares(shape, prefix)
         self.lengths_storage = self.sequences.bounds
 
     @property
     def storage(self) -> tuple[Storage, ...]:
         """Registers that it holds values in."""
+        if not self.shape.decodes and self.shape.split:
+            return (*self.lengths_storage, *self.tiles.bounds, *self.shares.storage)
         if not self.shape.decodes:
             return (*self.lengths_storage, *self.tiles.storage)
         return self.sequences.storage if self.shape.split else self.lengths_storage
@@ -57,7 +64,7 @@ class Work:
     def find(self) -> tuple[list[Statement], Span]:
         """Statements that find the span, and the span."""
         if not self.shape.decodes:
-            return self._part() if self.shape.split else self.queries(self.shape.place)
+            return self._part() if self.shape.split else self._place(self.shape.place)
         return self._chunk() if self.shape.split else self._sequence()
 
     def _sequence(self) -> tuple[list[Statement], Span]:
@@ -83,31 +90,68 @@ class Work:
         of = tokens, const(self.shape.chunk)
         return Span(first, end, tiles, sequence, const(1), present, tokens, end, const(0), *of)
 
+    def plan(self) -> list[Statement]:
+        """What all warps are told of a part, by the first: the same code by all would come late."""
+        place = self.shape.place
+        found, _ = self.sequence(place, of_parts=True)
+        with trace() as body:
+            emit(*found)
+            part = place - self.shares.first
+            first = (self.asked - 1 - part // self.parts) * self.shape.queries
+            tile = part % self.parts * self.share
+            self.tell(self.shares.which, first, tile, self.share)
+        return [when(WARP.eq(0), body), at.cta_sync()]
+
     def _part(self) -> tuple[list[Statement], Span]:
-        """Some of the tiles that the queries of a place see, if there are any."""
-        cut, number = self.shape.cut, self.shape.place
-        body, span = self.queries(number // cut)
-        tokens = self.share(span) * self.shape.tile
-        first = number % cut * tokens
+        """Some of the tiles that a tile of queries sees, if there are any; late queries first."""
+        with trace() as body:
+            which, begin, tile, share = self.hear("which", "from", "tile", "share")
+            mine = which.min(param(COUNT) - 1)
+            emit(self.sequences.lengths(mine), self.tiles.lengths(mine))
+        span, tokens, there = self.queries(begin), share * self.shape.tile, which < param(COUNT)
+        first = tile * self.shape.tile
         end = (first + tokens).min(span.end)
-        tiles, present = self._tiles(first, end), span.present & (first < end)
+        tiles, present = self._tiles(first, end) * there, there & (first < end)
         own = {"first": first, "end": end, "tiles": tiles, "present": present, "part": tokens}
         return body, replace(span, **own)
 
-    def share(self, span: Span) -> Value:
-        """Tiles of a part of a place's: at least one, and as many as the launch says, so that of
-        sequences that differ only long ones are shared."""
-        each, least = (span.tiles - span.tiles.min(1)) // self.shape.cut + 1, param(LEAST)
-        return each + (least - each.min(least))
+    def tell(self, *words: Scalar) -> None:
+        """One warp's, to all."""
+        told = self.shares.r.together(words).slot
+        emit(at.st_shared_lanes(slot(*self.shape.told), 0, LANE.eq(0), told))
 
-    def queries(self, place: Value) -> tuple[list[Statement], Span]:
-        """Some queries of a sequence, and the tokens that the last of them sees."""
+    def hear(self, *names: str) -> list[Value]:
+        """What it told, in registers of these names."""
+        told = [self.shares.r.uint32(name=name) for name in names]
+        for i, x in enumerate(told):
+            emit(at.ld_shared(x, slot(*self.shape.told), 4 * i, alike=True))
+        return [x.value for x in told]
+
+    def sequence(self, number: Value, of_parts: bool) -> tuple[list[Statement], Value]:
+        """Finds the sequence of a part or a query, into how many parts of how many tiles it is cut
+        for each tile of queries, and how many of these are `asked`; and whether there is one."""
+        with trace() as body:
+            self.shares.find(number, of_parts)
+            mine = self.shares.which.min(param(COUNT) - 1)
+            emit(self.sequences.lengths(mine), self.tiles.lengths(mine))
+        tiles, queries = self.sequences.chunks, self.shape.queries
+        self.asked = (self.tiles.count + (queries - 1)) // queries
+        self.parts = self.shares.parts(tiles)
+        self.share = (tiles - tiles.min(1)) // self.parts + 1
+        return body, self.shares.which < param(COUNT)
+
+    def _place(self, place: Value) -> tuple[list[Statement], Span]:
+        """All that the queries of a place see."""
         body, sequence = self.tiles.find(place, param(COUNT))
-        first = self.tiles.first(place, sequence)
+        found = [*self.sequences.lengths(sequence), *self.tiles.lengths(sequence)]
+        return [*body, *found], self.queries(self.tiles.first(place, sequence))
+
+    def queries(self, first: Value) -> Span:
+        """Some queries of the sequence, and the tokens that the last of them sees."""
         asked, tokens = self.tiles.count, self.sequences.tokens
         reach = tokens + first + self.shape.queries
         end = (reach - reach.min(asked)).min(tokens)
-        span = Span(
+        return Span(
             first=const(0),
             end=end,
             tiles=self._tiles(const(0), end),
@@ -120,7 +164,6 @@ class Work:
             total=end,
             part=end,
         )
-        return [*body, *self.sequences.lengths(sequence), *self.tiles.lengths(sequence)], span
 
     def _tiles(self, first: Value, end: Value) -> Value:
         count = end - first.min(end)

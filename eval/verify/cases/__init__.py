@@ -3,8 +3,6 @@
 One module for each kernel family, or for several, with a function `case(problem)`.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

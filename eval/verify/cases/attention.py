@@ -7,8 +7,6 @@ of a sequence has the greatest, so far above that others' maximum would not do. 
 does not reach is NaN; slots past a sequence's end hold large numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

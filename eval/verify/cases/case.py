@@ -1,7 +1,5 @@
 """What a case is, and values in the types that tensors hold."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

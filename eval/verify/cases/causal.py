@@ -5,8 +5,6 @@ those of `cases.attention`. Sequences are uneven: one has queries and no keys, a
 than keys.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

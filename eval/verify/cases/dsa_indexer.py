@@ -9,8 +9,6 @@ the first has its best in the last of a lane's bins, which hold all. The last to
 best; what lies behind it in its page is better, and past that NaN, or the page of another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 What no list names is NaN, the first slot among it. Bounds are those of `cases.attention`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ the decay, whose exponent is t, by 2^-20 (1 + t) of it;
 sigmoid(b), where it is small, by 2^-20 (1 + |b|) of it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

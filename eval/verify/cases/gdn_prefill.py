@@ -10,8 +10,6 @@ A head that only forgets, as the first one does in the first of several sequence
 float32: it is off by FADED of itself, for each unit of the exponent, and by what QUIET adds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A and B of small integers, whose products and sums are exact: C must be equal."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.family import Problem

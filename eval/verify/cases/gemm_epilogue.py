@@ -3,8 +3,6 @@
 With a gate A is scaled to sums of about one, so that the gate is neither open nor shut.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.family import Problem

@@ -1,7 +1,5 @@
 """A and B of small integers with scales of powers of two, whose products and sums are exact."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.emulator.values import e4m3_bits

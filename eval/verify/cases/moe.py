@@ -7,8 +7,6 @@ of an output and of the factor that SEGMENT of them have in common; OF_ALL of th
 Scales differ by a factor of up to 16 from block to block, so that a wrong one shows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

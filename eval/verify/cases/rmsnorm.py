@@ -6,8 +6,6 @@ A sum of squares has no cancellation: a thread's 256 additions at most, and ten 
 add 2^-22. That is 1/256 of the distance of two bfloat16 values, 1/32 in float16.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.family import Problem

@@ -9,8 +9,6 @@ give, ones with many equal values or zeros, and uniform ones. The sample must be
 integers give.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

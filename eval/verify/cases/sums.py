@@ -6,8 +6,6 @@ lane l has heads 2 (l % 4) and the next, dims l / 4 and 8 above. Those are the l
 chunk, with latents in none, too, is the first kernel's.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.family import PartialSums, Problem

@@ -1,7 +1,5 @@
 """The fixtures of this folder: PTX, launch, tensors from recipes, and the expected results."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 Each fixture is NAME.ptx, with comments stripped, and NAME.json, as make_triton.py writes them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

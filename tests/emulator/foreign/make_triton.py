@@ -9,8 +9,6 @@ as ptxflow.compiler.launch writes it, the axes, and recipes of the tensors and t
 
 # mypy: ignore-errors
 
-from __future__ import annotations
-
 import json
 import os
 import re

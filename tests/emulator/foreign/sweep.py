@@ -11,8 +11,6 @@ kernels of a compiler that is installed are added to the log, without it the pag
 
 # mypy: ignore-errors
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

@@ -6,8 +6,6 @@ TensorDescriptor, which reaches the PTX as a 128-byte tensor map parameter.
 
 # mypy: ignore-errors
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 
