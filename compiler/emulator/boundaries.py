@@ -96,21 +96,17 @@ class Boundaries:
         return out
 
     def watch(
-        self, index: int, code: Sequence[Instruction], step: Callable[[Any], Any],
-        read: Callable[[Operand, int], Read],
-    ) -> Callable[[Any], Any]:  # fmt: skip
-        """The step of an instruction; then notes what comparisons met that are known behind it."""
-        watched = [self._note(b, code[b.index], read) for b in self.at.get(index, ())]
-        if not watched:
-            return step
+        self, index: int, code: Sequence[Instruction], read: Callable[[Operand, int], Read]
+    ) -> list[Callable[[Any], None]]:
+        """Notes, behind an instruction, what comparisons met that are known there."""
+        return [self._note(b, code[b.index], read) for b in self.at.get(index, ())]
 
-        def run(w: Any) -> Any:
-            result = step(w)
-            for note in watched:
-                note(w)
-            return result
-
-        return run
+    def registers(self, index: int, code: Sequence[Instruction]) -> Iterator[int]:
+        """What these look at."""
+        for bound in self.at.get(index, ()):
+            for operand in (*code[bound.index].operands[1:3], *bound.beside):
+                if isinstance(operand, Register):
+                    yield operand.slot
 
     def _note(
         self, bound: Bound, ins: Instruction, read: Callable[[Operand, int], Read]

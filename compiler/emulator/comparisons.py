@@ -59,6 +59,7 @@ def _predicate(line: Line, width: int, combine: str | None, compare: Two) -> Ste
             if slot is not None:
                 w.put(slot, join(value, third(w)) if join and third else value)
 
+    line.alone(run, *(slot for slot in slots if slot is not None))
     return run
 
 

@@ -46,8 +46,6 @@ class Warp(Protocol):
         """The active lanes in which a predicate holds."""
 
 
-Step = Callable[[Any], Any]
-
 
 def skeleton(ptx: str) -> str:
     """A PTX text without its numbers."""
@@ -127,39 +125,35 @@ class Coverage:
 
         return counted
 
-    def watch(self, index: int, ins: Instruction, step: Step) -> Step:
-        """The step of an instruction, whose result is noted where it is a predicate or a digit."""
+    def watch(self, index: int, ins: Instruction) -> Iterator[Callable[[Any], None]]:
+        """Notes, behind an instruction, its result where that is a predicate or a digit."""
         out = ins.operands[0] if ins.operands else None
         if not isinstance(out, Register):
-            return step
+            return
         if ins.opcode.startswith("setp"):
-            return self._predicate(index, out.slot, step)
+            yield self._predicate(index, out.slot)
         masked = _MASK.fullmatch(ins.opcode) and any(
             isinstance(o, Immediate) for o in ins.operands[1:]
         )
         if masked or _DIGIT.fullmatch(ins.opcode):
-            return self._digit(index, out.slot, step)
-        return step
+            yield self._digit(index, out.slot)
 
-    def _predicate(self, index: int, slot: int, step: Step) -> Step:
+    def _predicate(self, index: int, slot: int) -> Callable[[Any], None]:
         seen = self.outcomes
         seen[index] = 0
 
-        def run(w: Warp) -> Any:
-            result = step(w)
+        def note(w: Warp) -> None:
             if seen[index] != BOTH:
                 lanes = w.lanes(w.regs[slot])
                 seen[index] |= (TRUE if lanes else 0) | (FALSE if lanes != w.mask else 0)
-            return result
 
-        return run
+        return note
 
-    def _digit(self, index: int, slot: int, step: Step) -> Step:
+    def _digit(self, index: int, slot: int) -> Callable[[Any], None]:
         seen = self.digits
         seen[index] = None
 
-        def run(w: Warp) -> Any:
-            result = step(w)
+        def note(w: Warp) -> None:
             had = seen[index]
             if had is None or had[0] == had[1]:
                 value = w.regs[slot]
@@ -169,9 +163,8 @@ class Coverage:
                 else:
                     low = high = int(value)
                 seen[index] = (min(low, had[0]), max(high, had[1])) if had else (low, high)
-            return result
 
-        return run
+        return note
 
     # -- what there is --------------------------------------------------------------------------
 

@@ -132,10 +132,13 @@ class Machine(Grid):
         if some > 0:
             ends = (0, count - 1) if some > 1 else ((count - 1) // 2,) * 2
             chosen = sorted({round(place) for place in np.linspace(*ends, min(some, count))})
-        for index in chosen:
-            with np.errstate(all="ignore"):  # NaN and infinity are values like others
-                self._run_cluster(index)
-            self.report.clusters += 1
+        try:
+            for index in chosen:
+                with np.errstate(all="ignore"):  # NaN and infinity are values like others
+                    self._run_cluster(index)
+                self.report.clusters += 1
+        finally:
+            self.program.count_stretches()
         return self.report
 
     def _run_cluster(self, index: int) -> None:

@@ -29,14 +29,12 @@ def register_width(line: Line, index: int) -> int:
 def convert_address(line: Line) -> Step:
     """All addresses but shared ones are generic; the shared window has a place of its own."""
     width, to = int(line.match[3]), bool(line.match[1])
-    write, a = line.write(0, width), line.read(1, width)
     if line.match[2] != "shared":
-        return lambda w: write(w, a(w))
+        return line.result(width, (width,), lambda a: a)
     if width != 64:
         raise line.refuse("generic addresses have 64 bits")
-    if to:
-        return lambda w: write(w, (a(w) - SHARED_BASE) & MASKS[64])
-    return lambda w: write(w, a(w) + SHARED_BASE)
+    base = -SHARED_BASE if to else SHARED_BASE
+    return line.result(64, (64,), lambda a: (a + base) & MASKS[64])
 
 
 def _passed(line: Line, index: int) -> Register | None:
@@ -78,6 +76,9 @@ def load_parameter(line: Line) -> Step:
             value = w.cta.machine.parameter(at + i * size, size) & MASKS[width]
             w.put(slot, (value ^ sign) - sign & MASKS[to] if signed else value)
 
+    operand = line.operand(1)
+    if isinstance(operand, Address) and not isinstance(operand.base, Register):
+        line.alone(run, *slots)
     return run
 
 

@@ -286,6 +286,7 @@ def _unpack(line: Line, width: int) -> Step:
                     w.missing = whole | pair[i]
                 w.put(slot, to_unsigned(value >> (i * part) & MASKS[part], part))
 
+    line.alone(run, *(slot for slot in slots if slot is not None))
     return run
 
 
@@ -310,6 +311,7 @@ def _pack(line: Line, width: int) -> Step:
         else:
             write(w, out)
 
+    line.alone(run, slot)
     return run
 
 

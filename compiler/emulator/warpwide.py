@@ -90,6 +90,7 @@ def shuffle(line: Line) -> Step:
         if inside_slot is not None:
             w.put(inside_slot, inside)
 
+    line.alone(run, slot, *(() if inside_slot is None else (inside_slot,)))
     return run
 
 
@@ -105,6 +106,7 @@ def vote(line: Line) -> Step:
         lanes = w.lanes(predicate(w))
         write(w, lanes if kind == "ballot" else lanes == w.mask if kind == "all" else lanes != 0)
 
+    line.alone(run, line.register(line.operand(0), 32 if kind == "ballot" else 1).slot)
     return run
 
 
@@ -221,6 +223,7 @@ def move_matrix(line: Line) -> Step:
         words = w.vector(value(w), 32).astype(np.uint32)[None]
         w.put(slot, transposed(words)[0])
 
+    line.alone(run, slot)
     return run
 
 
@@ -310,4 +313,5 @@ def multiply(line: Line) -> Step:
         for slot, row in zip(slots, out.view(np.uint32), strict=True):
             w.put(slot, row)
 
+    line.alone(run, *slots)
     return run
