@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -136,6 +136,13 @@ class Boundaries:
             met.add(max(below, default=None), min(above, default=None))
 
         return note
+
+    def take(self) -> Boundaries:
+        """What was met so far, which is forgotten here."""
+        out = Boundaries({i: replace(met) for i, met in self.met.items()}, self.at)
+        for met in self.met.values():
+            met.below = met.above = None
+        return out
 
     def add(self, other: Boundaries) -> None:
         """What a run of a text with the same skeleton met."""

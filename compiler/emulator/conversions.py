@@ -26,7 +26,8 @@ def convert_half(line: Line) -> Step:
 
     def both(high: Value, low: Value) -> Array:
         if brain:
-            return np.bitwise_or(bfloat16_words(floats(low)), bfloat16_words(floats(high)) << 16)
+            words = bfloat16_words(np.stack([floats(low), floats(high)]))
+            return np.asarray(words[0] | words[1] << 16)
         return half(low).astype(np.uint32) | half(high).astype(np.uint32) << np.uint32(16)
 
     if line.match[2]:

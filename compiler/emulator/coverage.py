@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -167,6 +167,20 @@ class Coverage:
         return note
 
     # -- what there is --------------------------------------------------------------------------
+
+    def take(self) -> Coverage:
+        """What was covered so far, which is forgotten here."""
+        trips = {i: set(counts) for i, counts in self.trips.items()}
+        out = replace(
+            self, hits=[*self.hits], outcomes={**self.outcomes}, digits={**self.digits},
+            trips=trips, boundaries=self.boundaries.take(),
+        )  # fmt: skip
+        self.hits[:] = [0] * len(self.hits)
+        self.outcomes |= dict.fromkeys(self.outcomes, 0)
+        self.digits |= dict.fromkeys(self.digits)
+        for counts in self.trips.values():
+            counts.clear()
+        return out
 
     def add(self, other: Coverage) -> None:
         """What a run of a text with the same skeleton covered."""

@@ -54,7 +54,7 @@ class Format:
     def words(self, values: Array) -> Array:
         """Registers of values, rounded to nearest even."""
         if self.kind in _FLOATS:
-            rounded = values.astype(_FLOATS[self.kind])
+            rounded = values.astype(_FLOATS[self.kind], copy=False)
             if self.flushes:
                 rounded = flush(rounded, _SMALLEST[self.kind])
             return rounded.view(DTYPES[self.width])

@@ -230,11 +230,12 @@ class Machine(Grid):
 
     def _land(self) -> None:
         """One operation lands: the oldest, or one that the seed picks."""
-        first: dict[tuple[int, ...] | int, Landing] = {}
-        for landing in self.landings:
-            first.setdefault(landing.thread or id(landing), landing)
-        able = list(first.values())
-        chosen = self.rng.choice(able) if self.rng else able[0]
+        chosen = self.landings[0]
+        if self.rng:
+            first: dict[tuple[int, ...] | int, Landing] = {}
+            for landing in self.landings:
+                first.setdefault(landing.thread or id(landing), landing)
+            chosen = self.rng.choice(list(first.values()))
         self.landings.remove(chosen)
         try:
             for rank in chosen.ctas:

@@ -213,7 +213,7 @@ class Shared:
     def begin_write(self, chunks: Array) -> None:
         """An asynchronous write of 16-byte chunks has been issued."""
         states = self.state.reshape(-1, 16)
-        if (states[chunks] == BARRIER).any():
+        if _BARRIER in states[chunks].tobytes():
             raise Fault("asynchronous write over an mbarrier")
         states[chunks] = LANDING
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.lanes import Array, any_of
 
 
 def half_bits(value: Array, bfloat16: bool) -> Array:
@@ -25,7 +25,7 @@ def bfloat16_words(value: Array) -> Array:
     word = value.view(np.uint32)
     rounded = (word + ((word >> 16 & 1) + np.uint32(0x7FFF))) >> 16
     nan = np.isnan(value)
-    return np.where(nan, np.uint32(0x7FFF), rounded) if nan.any() else rounded
+    return np.where(nan, np.uint32(0x7FFF), rounded) if any_of(nan) else rounded
 
 
 def to_bfloat16(value: Array) -> Array:

@@ -277,4 +277,4 @@ class Warp(Owner):
         """An asynchronous operation of the instruction that runs: see Landing."""
         machine = self.cta.machine
         ins = machine.module.code[self.at]
-        machine.landings.append(Landing(str(self), ins, ctas, land, thread))
+        machine.landings.append(Landing(self, ins, ctas, land, thread))
