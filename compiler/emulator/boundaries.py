@@ -126,7 +126,7 @@ class Boundaries:
                 mask &= w.lanes(other(w))
             if not mask:
                 return
-            apart = _of(first(w), mask, signed) - _of(second(w), mask, signed) - more
+            apart = _of(first(w), mask, signed) - (_of(second(w), mask, signed) + more)
             if apart.__class__ is not np.ndarray:
                 met.add(*((apart, None) if apart < 0 else (None, apart)))
                 return

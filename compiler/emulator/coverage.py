@@ -96,13 +96,13 @@ class Coverage:
 
     # -- watching -----------------------------------------------------------------------------
 
-    def guard(self, index: int, guard: Callable[[Any], Any]) -> Callable[[Any], int]:
-        """Lanes in which a guard holds, as a function that notes its outcomes."""
+    def guard(self, index: int, guard: Callable[[Any], int]) -> Callable[[Any], int]:
+        """Lanes in which a guard holds, by a function that notes its outcomes, too."""
         seen = self.outcomes
         seen[index] = 0
 
         def taken(w: Warp) -> int:
-            lanes = w.lanes(guard(w))
+            lanes = guard(w)
             if seen[index] != BOTH:
                 seen[index] |= (TRUE if lanes else 0) | (FALSE if lanes != w.mask else 0)
             return lanes

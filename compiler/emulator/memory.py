@@ -49,28 +49,29 @@ def span(count: int) -> Array:
 @dataclass(frozen=True)
 class Spread:
     """How runs of words lie to the first of them: the lowest and highest of the differences [n],
-    their greatest common divisor (0: they are all the same), places where an address stands again,
-    of all but the last and of all but the first time; elements [n, words of a run]. `touched`
-    has granules and masks, by the first's place in one."""
+    all bits of them, and elements [n, words of a run]. `touched` has granules and masks, by the
+    first's place in one."""
 
     differences: Array
     low: int
     high: int
-    step: int
-    before: Array
-    again: Array
+    bits: int
     elements: Array
     touched: dict[int, tuple[Array, Array | None]]
+
+    @cached_property
+    def twice(self) -> tuple[Array, Array]:
+        """Where an address stands again, of all but the last and of all but the first time."""
+        order = np.argsort(self.differences, kind="stable")
+        same = np.flatnonzero(np.diff(self.differences[order]) == 0)
+        return order[same], order[same + 1]
 
 
 @lru_cache(maxsize=1 << 13)
 def _spread(differences: bytes, count: int, size: int) -> Spread:
     held = np.frombuffer(differences, np.int64)
-    order = np.argsort(held, kind="stable")
-    same = np.flatnonzero(np.diff(held[order]) == 0)
-    step, words = int(np.gcd.reduce(held)), (held >> SHIFT[size])[:, None] + span(count)
-    low, high = int(held.min()), int(held.max())
-    return Spread(held, low, high, step, order[same], order[same + 1], words, {})
+    bits, words = int(np.bitwise_or.reduce(held)), (held >> SHIFT[size])[:, None] + span(count)
+    return Spread(held, int(held.min()), int(held.max()), bits, words, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,8 @@ class Places:
         return self.base + self.spread.high + self.count * self.size
 
     def aligned(self, size: int) -> bool:
-        """Whether the addresses are all multiples."""
-        return not (self.base % size or self.spread.step % size)
+        """Whether the addresses are all multiples of a power of two."""
+        return not (self.base | self.spread.bits) & size - 1
 
     def moved(self, by: int) -> Places:
         return Places(self.base + by, self.count, self.size, self.spread)

@@ -255,13 +255,13 @@ def write_shared(
 
 def same_value(w: Warp, places: Places, data: Array) -> None:
     """Lanes of one store that write the same place race, but with one value."""
-    spread = places.spread
-    if len(spread.again) and (data[spread.before] != data[spread.again]).any():
+    before, again = places.spread.twice
+    if len(again) and (data[before] != data[again]).any():
         ins = w.cta.machine.module.code[w.at]
         w.cta.machine.hazard(
             ins.line,
             f"race: lanes of `{shorten(ins.text)}` write different values to the same bytes "
-            f"(0x{int(places.first[spread.again[0]]):X})",
+            f"(0x{int(places.first[again[0]]):X})",
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -123,7 +123,11 @@ class Line:
         """The lanes in which the instruction's guard holds."""
         if self.ins.guard is None:
             raise self.refuse("has no guard")
-        return self.program.coverage.guard(self.index, self.reader(self.ins.guard, 1))
+        read = self.reader(replace(self.ins.guard, negated=False), 1)
+        negated = self.ins.guard.negated
+        return self.program.coverage.guard(
+            self.index, lambda w: w.lanes(read(w)) ^ w.mask if negated else w.lanes(read(w))
+        )
 
     def read(self, index: int, width: int) -> Read:
         return self.reader(self.operand(index), width)
