@@ -1,7 +1,5 @@
 """The compiler, one line a stage: rules, build, validate, write, assemble, check the SASS."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 

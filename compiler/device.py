@@ -4,8 +4,6 @@ Limits are those of the CUDA programming guide's compute-capability tables (9.0 
 the vendor's dense figures. Nothing here is measured; measured figures live in records.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

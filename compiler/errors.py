@@ -1,7 +1,5 @@
 """What the compiler refuses, and why: every refusal is one class with one clear message."""
 
-from __future__ import annotations
-
 
 class CompileError(Exception):
     """A kernel was refused. The message says who, where, which rule, which facts, what fixes it."""

@@ -1,7 +1,5 @@
 """Files that appear whole or not at all, and whether what was read is of the types it says."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Operand tiles in shared memory, and the descriptors by which MMAs read them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -4,8 +4,6 @@ mbarrier.init and its fence, the barriers around it, TMEM allocation and release
 the layout of shared memory are derived here, as ordinary statements that the validator checks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from ptxflow.compiler.atoms import at, atom

@@ -1,7 +1,5 @@
 """Atoms: every instruction the compiler can emit, written `at.mbar_wait(bar, parity)`."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import (  # noqa: F401  importing them fills the table
     arithmetic,
     at,

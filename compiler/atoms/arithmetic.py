@@ -5,8 +5,6 @@ Operands are as wide as the result, or taken in turn: one register serves all, t
 whose columns alternate.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import ALIKE, each
 from ptxflow.compiler.ir import Statement

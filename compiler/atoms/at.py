@@ -1,7 +1,5 @@
 """All atoms' constructors: operands by position, attributes by keyword; at.pyi has their types."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.table import CONSTRUCTORS, Constructor
 
 

@@ -1,7 +1,5 @@
 """Atoms of sm_100a: tcgen05 and tensor memory, TMA for CTA pairs."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.common import _ISA_TMA, _TMA_RULES
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import Statement

@@ -4,8 +4,6 @@ multiplied block by block, and each block's sums are added, scaled, to others in
 e4m3 is the only float8 type here. A register holds four of its values, the lowest byte first.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.common import _ISA_TMA, _TMA_RULES
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import each

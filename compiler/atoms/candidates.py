@@ -8,8 +8,6 @@ and these words lie in one CTA, the row's leader. Where a list was too short (*o
 reads the row again.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.reductions import (
     ALL_LANES,
     skip_unless_any,

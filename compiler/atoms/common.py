@@ -1,7 +1,5 @@
 """Atoms of both targets: barriers, fences, TMA, bulk groups, grids."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import Statement
 

@@ -6,8 +6,6 @@ generic proxy: who reads through the async one needs a fence behind the wait. A 
 the kernel never writes; a bulk store belongs to its thread's bulk group.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import CACHED, PREFETCHED, Text, written
 from ptxflow.compiler.ir import Statement

@@ -4,8 +4,6 @@ the table as signatures, too: at.pyi, which mypy and editors read.
 Pure functions of the rows; a test keeps what is committed equal to them.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

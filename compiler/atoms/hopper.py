@@ -1,7 +1,5 @@
 """Atoms of sm_90a: wgmma with A in shared memory or in registers, its ordering, stmatrix."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.ir import Statement
 

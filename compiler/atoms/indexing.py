@@ -9,8 +9,6 @@ are to come before the one sought among those that share the bound's digits, and
 entries that are not below the bound.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.reductions import (
     ALL_LANES,
     skip_unless_any,

@@ -6,8 +6,6 @@ columns 2(l%4) and the next; of A and B, pairs along K in a register. In shared 
 stores or loads one, two or four registers at a place of its own.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.table import instruction
 from ptxflow.compiler.atoms.threads import written
 from ptxflow.compiler.ir import Statement

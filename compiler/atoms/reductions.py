@@ -7,8 +7,6 @@ or a mass, a sum of weights, for each value of a digit of the key; where there a
 bin, they are neighbours, each for some of the lanes: see `tile.bins`.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.table import instruction
 from ptxflow.compiler.atoms.threads import each, written
 

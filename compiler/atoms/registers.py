@@ -1,7 +1,5 @@
 """Atoms of both targets on registers: conversions, sums, loads, stores, also into peers."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import each, vector, written
 from ptxflow.compiler.ir import Statement

@@ -7,8 +7,6 @@ of the accumulator are tokens, those of register i are of its column, i & 1. Row
 whole are as tcgen05.ld gives them.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import each, pieces
 from ptxflow.compiler.ir import Statement

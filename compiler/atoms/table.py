@@ -5,8 +5,6 @@ A row says who must be converged, who issues, what is accessed through which pro
 complete, what it does to barriers, its text and the machine code that must come of it.
 """
 
-from __future__ import annotations
-
 import re
 from ast import literal_eval
 from collections.abc import Callable, Sequence

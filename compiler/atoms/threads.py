@@ -4,8 +4,6 @@ Most loads take the read-only path: the validator refuses them where the kernel 
 tensor.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Iterable
 from functools import partial

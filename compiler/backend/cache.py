@@ -5,8 +5,6 @@ again. Entries are written beside their place and moved in, so parallel writers,
 need no lock.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

@@ -5,8 +5,6 @@ complaints. Only the `ptxas` executable is used: nvJitLink, cuLink and `ptxas -c
 without a word.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -5,8 +5,6 @@ for it, with an example per target. A missing signature means that ptxas compile
 `BRA.U.ANY` means that it could not prove a single issuing thread and wrapped the issue in a loop.
 """
 
-from __future__ import annotations
-
 import difflib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The validator: a kernel that fails a check here never becomes PTX."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ptxflow.compiler.check.bounds import check_bounds

@@ -3,8 +3,6 @@
 An access is refused unless its issuer knows, in the access's proxy, every earlier conflicting one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ptxflow.compiler.atoms.table import GENERIC, Access, Atom, atom

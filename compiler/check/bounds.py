@@ -7,8 +7,6 @@ negative: added to an index they may cancel symbols, of which what is left is bo
 registers hold of a tensor of the definition is what its table says of it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache

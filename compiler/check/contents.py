@@ -1,7 +1,5 @@
 """What a place holds: written before it is read, read before it is overwritten, sums whole."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.table import Access, atom
 from ptxflow.compiler.check import messages
 from ptxflow.compiler.check.program import Agent

@@ -1,7 +1,5 @@
 """What must hold when the last warp leaves: nothing in flight or left over, all of C written."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.check.program import Agent, Group
 from ptxflow.compiler.check.run import Run
 from ptxflow.compiler.check.state import uncovered

@@ -4,8 +4,6 @@ Expressions over axes are evaluated at two assignments: sizes at which tiles are
 What only data tells (swizzles that no descriptor reads, coordinates) is left to the emulator.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -5,8 +5,6 @@ against what their issuer knows in their proxy, so one run finds races that any 
 several schedules (who runs first, how late asynchronous work lands) find parity and phase mistakes.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms.table import Atom, atom
 from ptxflow.compiler.check import messages
 from ptxflow.compiler.check.access import LANES

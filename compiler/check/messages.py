@@ -1,7 +1,5 @@
 """The messages of refusals: who, where, which rule, which facts, and what would fix it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -4,8 +4,6 @@ A launch begins when the one before it has ended and its writes are visible, unl
 then it waits for it itself (griddepcontrol.wait), which the abstract machine asks of every access.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 

@@ -4,8 +4,6 @@ Values that come from data are unknown: what depends on them may happen, and a p
 left out. So a reach is a lower bound of what the kernel needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The state of one abstract run: its warps, events, histories of storage, and barriers."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any

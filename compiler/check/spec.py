@@ -4,8 +4,6 @@ What no rule matches is illegal: an unknown atom, an operand of another kind, an
 architecture.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ptxflow.compiler.atoms.table import KINDS, READ_ONLY, STORAGE_OF, Atom, Lanes, Scope, atom

@@ -1,7 +1,5 @@
 """What synchronising instructions do to the abstract machine: one method for each `effect`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

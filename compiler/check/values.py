@@ -4,8 +4,6 @@ A loop count or a place in memory may come from data. The writer of PTX reads th
 the value is used, so what depends on it must be computed behind the instruction that wrote it.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 from ptxflow.compiler.atoms.table import Lanes, atom

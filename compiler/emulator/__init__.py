@@ -5,8 +5,6 @@ the results. Asynchronous work lands as late as is legal, and reads of what has 
 never written or is out of bounds are faults that name the line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 

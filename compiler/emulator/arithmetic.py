@@ -3,8 +3,6 @@
 Every result is rounded once, to nearest even; other roundings are unknown instructions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_

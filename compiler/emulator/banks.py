@@ -1,7 +1,5 @@
 """Conflicts of shared memory's banks: 32 of them, of 4 bytes each, one word of a bank at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Barriers: mbarrier objects, named barriers of a CTA, the cluster barrier, and register pools."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from ptxflow.compiler.emulator.clocks import WIDE, Actor, Clocks

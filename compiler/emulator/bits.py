@@ -1,7 +1,5 @@
 """Bit instructions beside those of `scalar`: permutes, three-way logic, funnel shifts, counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A load's bytes are in flight from its issue until it lands, then its barriers co
 store reads its source when the issuing thread waits for its group, and writes its target last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

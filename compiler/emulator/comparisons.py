@@ -1,7 +1,5 @@
 """setp: comparisons of integers and of floats, combined with a predicate or not."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Branches and everything that synchronises threads: warps, CTAs, clusters, mbarriers, fences."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

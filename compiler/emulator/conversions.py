@@ -1,7 +1,5 @@
 """Conversions between float types, and between floats and integers (PTX ISA 9.7.9.21)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

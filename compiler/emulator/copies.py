@@ -1,8 +1,6 @@
 """cp.async: a lane's small copies from global to shared memory, complete at a wait_group, or when
 they arrive at an mbarrier by themselves."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -4,8 +4,6 @@ f32 and f64 are held as they are; f16 and bf16 as float64, which holds their sum
 for a rounding to odd, so that the rounding to the type is the only one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property

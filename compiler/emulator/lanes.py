@@ -1,7 +1,5 @@
 """Vectors of 32 lanes and masks of them."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Local variables: memory of each thread, at the same addresses in all (PTX ISA 5.1.5)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault

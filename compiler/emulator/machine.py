@@ -5,8 +5,6 @@ operation lands only when nobody can go on, oldest first. Other seeds vary who r
 what lands when: odd ones starve warpgroups (seed 1 the first of them), even ones take turns.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ How the hardware lays a map out is not told; here it is the record MAP. TMA read
 memory, whose bytes its CTA must have acquired as they are.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault

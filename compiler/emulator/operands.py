@@ -4,8 +4,6 @@
 modelled is an unknown instruction and not a silent one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

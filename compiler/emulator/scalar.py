@@ -4,8 +4,6 @@
 modulo 2^width.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ A load fills the whole box (zeros outside the tensor) and always counts all its 
 writes the part inside. The limits are those of cuTensorMapEncodeTiled.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """TMA tensor copies: boxes of a tensor map to and from shared memory, reductions, prefetches."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

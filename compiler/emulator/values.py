@@ -6,8 +6,6 @@ model by up to 2^-13 of the sum of the products' magnitudes for each instruction
 are exact.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.emulator.lanes import Array, any_of, constant

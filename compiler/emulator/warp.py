@@ -5,8 +5,6 @@ A register holds one Python number while all its defined lanes agree, a vector o
 with the lowest program counter that can go on runs first, and meets the others where they stand.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

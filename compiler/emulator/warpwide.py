@@ -1,7 +1,5 @@
 """What the lanes of a warp do together: shuffles, votes, reductions, matrices, mma.sync."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache, partial
 from functools import reduce as reduce_by

@@ -4,8 +4,6 @@ The ISA leaves open which lane holds which element. Here each holds a run of the
 order, so a kernel that relies on a layout of the hardware computes something else.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.emulator.lanes import LANES, Array

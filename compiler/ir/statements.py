@@ -1,7 +1,5 @@
 """Statements: loops, branches, roles, kernels; their trees, and where each was written."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Storage, and the slots of it that instructions name."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.ir.nodes import Buffer, Op, Scalar, Slot, Storage, Value, value
 
 

@@ -3,8 +3,6 @@
 `Cuda` is the real one; a test stands another in for it that has the same members.
 """
 
-from __future__ import annotations
-
 import ctypes
 import warnings
 from collections.abc import Iterator

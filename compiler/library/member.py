@@ -1,7 +1,5 @@
 """Compiled kernels as members of a library, and the library of a single one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ It is optional: without a C compiler, or a torch whose tensors have no DLPack ex
 or `Native` says why not, and calls go through Python. The structures are launcher.c's.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

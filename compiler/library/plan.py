@@ -4,8 +4,6 @@ What is left for a call is to write addresses, scalars and random words into the
 launch. A plan is not changed once it is made, but for its own block under its lock.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import threading

@@ -5,8 +5,6 @@ Where there are `copies` of a bin, they are neighbours, each for some of the lan
 CTA sums up one *range* of bins, of the highest digits the first; these sums lie behind the bins.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import reduce
 from operator import add

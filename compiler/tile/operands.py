@@ -2,8 +2,6 @@
 m16n8k16 (PTX ISA 9.7.14.5), with where ldmatrix finds their rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ rescaling is lazy, only one that is RISE above it: probs and sums stay below 2^R
 of keys, and dividing by the sum makes up for it. A row that has seen no key has sum 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Loads and stores of a warp's lanes, from and to tensors in global memory by their names; zeros in
 shared memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ptxflow.compiler.atoms import at

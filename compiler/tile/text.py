@@ -5,8 +5,6 @@ functions there are a `Language` says; all else is refused with a sentence and i
 mean is given with each evaluation: values of a kernel, numbers of a reference, or what they can be.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ There are + - * // %, min and max; comparisons, and, or, not. // and % are by a 
 round down. What could leave RANGE is refused: values of kernels have 32 bits and no sign.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """GEMM: C[M,N] = A[M,K] B[N,K]^T in float16 or bfloat16, on sm_90a and sm_100a."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device

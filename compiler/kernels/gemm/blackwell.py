@@ -5,8 +5,6 @@ loads, its second issues MMAs. Without it one thread of warp 0 does both, before
 CTA pair (cta_group 2) both CTAs load, and the even one issues for both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at

@@ -6,8 +6,6 @@ plausible (`ptxflow calibrate`); the rest, and all of Blackwell's, are published
 estimates. Cycles are those of `Device.clock_ghz`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

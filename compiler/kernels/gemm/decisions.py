@@ -5,8 +5,6 @@ tile_n, in the terms of the MMA: tile_m rows of C by tile_n columns, or, with th
 tile_m columns by tile_n rows. A CTA pair (cta_group 2) shares one MMA of 2*tile_m x tile_n.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

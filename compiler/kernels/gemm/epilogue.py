@@ -1,7 +1,5 @@
 """The epilogue of a GEMM: accumulators in registers to C, directly or staged for a TMA store."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

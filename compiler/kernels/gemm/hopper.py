@@ -6,8 +6,6 @@ computes whole tiles, and one stores while the other multiplies. Without it, one
 refills a stage as soon as every warp has released it.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from ptxflow.compiler.atoms import at

@@ -1,7 +1,5 @@
 """A GEMM problem from a definition: exactly C[M,N] = A[M,K] B[N,K]^T in one 16-bit dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from ptxflow.compiler.kernels.tensors import Axes, Schema

@@ -6,8 +6,6 @@ mbarrier), and the CTAs that sum add the parts in the order of the ranks and wri
 through global memory, and the result does not depend on timing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at

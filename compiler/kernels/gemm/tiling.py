@@ -4,8 +4,6 @@
 swapped. The M side holds tensor `left`, the N side tensor `right`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

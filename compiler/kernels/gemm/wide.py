@@ -4,8 +4,6 @@ It has 10^7 to 10^8 strategies for a workload. The listed space is a part of it,
 built, validated and emulated alike.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

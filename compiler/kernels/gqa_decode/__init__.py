@@ -1,7 +1,5 @@
 """Grouped-query attention of one query token a sequence over paged keys and values."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
 from ptxflow.compiler.ir import Statement, program

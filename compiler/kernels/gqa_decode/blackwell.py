@@ -6,8 +6,6 @@ products with values begin anew, and are added to the sums in registers a tile l
 tile's scores are computed under a tile's softmax.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy

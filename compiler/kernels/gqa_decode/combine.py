@@ -4,8 +4,6 @@ A warp adds up one block, or the warps of a CTA do so together, each with chunks
 Sequences of one chunk are done; those of none get zeros.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy

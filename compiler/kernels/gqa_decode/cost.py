@@ -4,8 +4,6 @@ Sequences are taken to be of equal length; where pages cannot be shared out even
 longer, the less CTAs there are to follow each other.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -10,8 +10,6 @@ columns: wgmma on sm_90a, tcgen05 on sm_100a. Producers, a warp to each stage of
 keys and values.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

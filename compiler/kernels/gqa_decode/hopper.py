@@ -4,8 +4,6 @@ Tokens are the rows of S^T = K Q^T, dims those of O^T = V^T P, query heads the c
 stay in registers.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir import Role, Statement, Value, role, var, when
 from ptxflow.compiler.kernels.gqa_decode.decisions import GROUP_WARPS

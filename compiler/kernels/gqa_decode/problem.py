@@ -1,7 +1,5 @@
 """A gqa_decode problem from a definition: one query token a sequence, keys and values in pages."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from ptxflow.compiler.family import Problem

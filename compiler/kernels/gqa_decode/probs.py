@@ -5,8 +5,6 @@ column of eight query heads, four each: two rows, of which each has two heads. W
 their own, so they broadcast their maxima, and in the end their row sums.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import TypeVar

@@ -5,8 +5,6 @@ A *unit* is 8 query heads of a key head, a *block* 16 dims of a unit, which a wa
 an MMA left it: two dims of two heads each. The workspace has a row for a unit of a chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ptxflow.compiler.atoms import at

@@ -7,8 +7,6 @@ when they have landed. Past the end of the sequence rows are some token's, or th
 see `clear`.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 from ptxflow.compiler.atoms import at

@@ -1,8 +1,6 @@
 """The wide space of a gqa_decode: chunks, tiles and rings in finer steps; chunks that the CTAs of a
 cluster share, and whole sequences, which need no second kernel."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

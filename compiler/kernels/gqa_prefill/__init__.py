@@ -1,7 +1,5 @@
 """Causal grouped-query attention of packed queries, over packed keys or over pages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ptxflow.compiler.device import Device

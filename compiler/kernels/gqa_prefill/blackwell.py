@@ -6,8 +6,6 @@ rounded to 16 bits, back to tensor memory, where they are the A operand of P V (
 Outputs stay there to the end; their own warpgroup rescales them.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from ptxflow.compiler.atoms import at

@@ -8,8 +8,6 @@ P V. Rows past the end of the sequence hold what there is: scores there are mask
 cleared (`clear`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

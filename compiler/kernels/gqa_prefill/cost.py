@@ -5,8 +5,6 @@ between. How much of the softmax the tensor core waits for is what the schedule 
 taken to be even; the host knows no others.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import product

@@ -5,8 +5,6 @@ row being a token in a head. It walks over tiles of keys and values, which a pro
 two rings.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

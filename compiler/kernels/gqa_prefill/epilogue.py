@@ -4,8 +4,6 @@ A row of the tile is a token in a head; those past the end of their sequence are
 whose queries see no key has nothing to read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at

@@ -4,8 +4,6 @@ A warpgroup holds 64 rows. Scores are Q K^T with both in shared memory; their so
 bits, is the A operand of P V from registers, fragment for fragment (PTX ISA 9.7.15.5.1).
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import xor
 

@@ -2,8 +2,6 @@
 parts, each weighted by its log-sum-exp. Tiles of one part are done.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, Scalar, Statement, Value, const, var
 from ptxflow.compiler.ir.statements import KernelInfo, Params, parameters, when

@@ -5,8 +5,6 @@ The queries of a sequence are its last tokens. Query head h reads key and value 
 h // (num_qo_heads / num_kv_heads).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from ptxflow.compiler.kernels.tensors import Axes, Schema

@@ -6,8 +6,6 @@ finds b by counting the sequences whose first number is not above its own. The h
 for all numbers that can occur; a few of them find no tile and leave.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ptxflow.compiler.atoms import at

@@ -1,7 +1,5 @@
 """The wide space of a prefill: several blocks on an SM, finer tiles, keys in parts."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.family import Decision, Wide, rule

@@ -1,7 +1,5 @@
 """A mixture of experts in float8 with block scales, on one rank, with grouped routing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ptxflow.compiler.atoms import at

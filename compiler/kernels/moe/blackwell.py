@@ -6,8 +6,6 @@ a row of 128: a token, or with swapped sides a row of weights. Of a tile of toke
 have half of each wave's columns each; with swapped sides blocks of weights of their own.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy

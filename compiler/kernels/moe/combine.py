@@ -2,8 +2,6 @@
 order of experts and float32, rounded once. Tokens that chose no local expert get zeros.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import CTAID, LANE, WARP, KernelInfo, Statement, Value, parameters, var

@@ -3,8 +3,6 @@
 Routing is taken to be even: how many tokens an expert has is binomial.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import dataclass, replace

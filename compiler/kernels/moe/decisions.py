@@ -5,8 +5,6 @@ where experts have many, weights where they have few. `waves` says how much of a
 before its sums are scaled and added to those of all K; registers hold both.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ largest magnitude 448 becomes. After the second: an expert's outputs, not yet we
 registers of a lane are columns, those of one wave behind those of another.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from math import gcd
 

@@ -5,8 +5,6 @@ run together; their sums are then scaled and added to those of all K, as wgmma k
 float8 products for long sums (and scales change from block to block).
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy

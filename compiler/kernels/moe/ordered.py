@@ -2,8 +2,6 @@
 which the first product then reads them as the second reads what the first leaves.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, Scalar, Statement, param, var

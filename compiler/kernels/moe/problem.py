@@ -5,8 +5,6 @@ A token chooses 8 of all experts by grouped, bias-corrected routing; the rank ho
 128 x 128 (weights).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from ptxflow.compiler.kernels.tensors import Axes, Schema

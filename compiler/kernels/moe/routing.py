@@ -6,8 +6,6 @@ ones if it is not. In sets of tokens a lane is a token, in sets of experts it is
 a *word* of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import reduce

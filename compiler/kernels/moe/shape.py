@@ -5,8 +5,6 @@ on. A *row tile* is a part of an expert's rows; the table `work` has its expert,
 many rows are left from there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ptxflow.compiler.atoms import at

@@ -3,8 +3,6 @@
 It is for few tokens above all, whose time is that of the weights of the experts they chose.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """RMSNorm, alone and after a residual addition: rows of float16 or bfloat16, on both targets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device

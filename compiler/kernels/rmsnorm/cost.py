@@ -5,8 +5,6 @@ its resident CTAs have asked for in one such round (Little's law). So the whole 
 for every step; nothing else surrounds it.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

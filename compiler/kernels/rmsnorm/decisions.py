@@ -5,8 +5,6 @@ by side in a CTA, and every thread works on `rows_in_flight` such rows at a time
 vectors of a row, strided by the row's threads in all its CTAs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ output = round((x * rsqrt(mean(x^2) + eps)) * weight), x = hidden_states, plus r
 one, in float32. eps is the constant EPS of the definition's reference.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 from collections.abc import Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Sampling from probabilities after top-k, top-p or both, on both targets."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ptxflow.compiler.device import Device

@@ -1,7 +1,5 @@
 """What a sampling strategy asks of the machine, for the analytic model, and what a policy sees."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

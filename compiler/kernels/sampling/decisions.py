@@ -4,8 +4,6 @@ A cluster of `ctas` CTAs shares a row; every warp has a run of it, every lane of
 vectors of that run in turn, and those in flight together are a segment.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

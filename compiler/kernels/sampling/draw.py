@@ -4,8 +4,6 @@ A segment has a *share*, the mass above the threshold, and *ties*, the number of
 it, of which the first ones of the row are kept. One warp draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import reduce
 from operator import add

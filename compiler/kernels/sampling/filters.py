@@ -4,8 +4,6 @@ What was *found* is two registers: a digit and 1 (0: nothing, the filter keeps a
 left of the goal there. The *prefix* of a key is what is known of it.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.atoms.reductions import KEY_BITS, LEAST
 from ptxflow.compiler.ir import Value, alu

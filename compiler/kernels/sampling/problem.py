@@ -1,7 +1,5 @@
 """A sampling problem from a definition: rows of probabilities, filtered by top-k, top-p or both."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
