@@ -6,6 +6,7 @@ never written or is out of bounds are faults that name the line.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -43,6 +44,12 @@ from ptxflow.compiler.launch import NO_ARGUMENTS, Arguments, Launch, evaluate
 __all__ = ["Banks", "Fault", "PtxSyntaxError", "Report", "emulate", "from_bfloat16", "to_bfloat16"]
 
 
+@lru_cache(maxsize=8)
+def _program(ptx: str, entry: str) -> Program:
+    """Of a text, which runs on several problems."""
+    return Program(parse(ptx, entry))
+
+
 def emulate(
     ptx: str, launch: Launch, tensors: Mapping[str, Array], axes: Mapping[str, int], *,
     seed: int = 0, some: Sequence[int] = (), grid: int | Sequence[int] | None = None,
@@ -72,7 +79,7 @@ def emulate(
     whole, known = Report(), {**tensors, **space}
     grids = (grid,) if isinstance(grid, int) else grid or ()
     for i, step in enumerate(launch.steps[first:], first):
-        program = Program(parse(ptx, step.entry))
+        program = _program(ptx, step.entry)
         ctas = grids[i] if i < len(grids) else 0
         machine = Machine(program, step, known, axes, seed, ctas, arguments, limit)
         machine.banks = banks
@@ -81,5 +88,5 @@ def emulate(
         try:
             whole.add(machine.run(some[i] if i < len(some) else 0))
         finally:
-            whole.cover(step.entry, program.coverage)
+            whole.cover(step.entry, program.coverage.take())
     return whole

@@ -76,8 +76,10 @@ def of_floats(
 ) -> Step:
     """A whole instruction on floats: `compute` is given the sources' values."""
 
+    values, words_of = [f.values for f in sources], target.words
+
     def on_words(*words: Value) -> Array:
-        return target.words(compute(*[f.values(w) for f, w in zip(sources, words, strict=True)]))
+        return words_of(compute(*[of(word) for of, word in zip(values, words)]))  # noqa: B905
 
     widths = [f.width for f in sources]
     return line.result(target.width, widths, on_words, many=True)

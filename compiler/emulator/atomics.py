@@ -15,7 +15,7 @@ import numpy as np
 from ptxflow.compiler.emulator.clocks import WIDE
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import COMBINE, DTYPES, LANES, Array, lanes_in
-from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE
+from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Places
 from ptxflow.compiler.emulator.moves import own_offsets
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.race import Shadow
@@ -73,13 +73,13 @@ class Order:
         )
 
 
-def order_access(w: Warp, shadow: Shadow, offsets: Array, order: Order, reads: bool) -> None:
+def order_access(w: Warp, shadow: Shadow, places: Places, order: Order, reads: bool) -> None:
     """What strong accesses learn at words, before they are noted themselves, or leave there."""
     signals, actor, me = w.cta.machine.signals, w.actor, (w.cta.cluster, w.cta.rank)
     message = actor.released if order.scope in WIDE else actor.released_cta
     if not signals.at if reads else message is None and not order.releases:
         return
-    for at in offsets.tolist():
+    for at in places.first.tolist():
         key = id(shadow), at
         if reads:
             seen = signals.seen(me, key, order.scope)
@@ -90,20 +90,22 @@ def order_access(w: Warp, shadow: Shadow, offsets: Array, order: Order, reads: b
             signals.release(me, key, order.scope, message)
 
 
-def _place(w: Warp, at: Array, size: int, space: str) -> tuple[Array, Array, Shadow, Array]:
+def _place(w: Warp, at: Array, size: int, space: str) -> tuple[Array, Array, Shadow, Places]:
     """The words of a memory, the lanes' indices in it, its shadow, the byte offsets."""
-    if space == "global" or (not space and at[0] >> 32 != SHARED_BASE >> 32):
-        buffer, off, index = w.cta.machine.memory.words(at, size)
-        return buffer.words[size], index, buffer.shadow, off
-    rank = int(at[0]) >> RANK_SHIFT & 0xFF
+    places = Places.of(at, 1, size)
+    if space == "global" or (not space and places.base >> 32 != SHARED_BASE >> 32):
+        buffer, offsets, index = w.cta.machine.memory.words(places)
+        return buffer.words[size], index[:, 0], buffer.shadow, offsets
     if space == "shared::cluster" or not space:
+        rank = places.base >> RANK_SHIFT & 0xFF
         if ((at >> RANK_SHIFT & 0xFF) != rank).any():
             raise Fault("atomics on shared memory of several CTAs at once are not modelled")
-        shared, offsets = w.cta.machine.peer(rank).shared, at & OFFSET_MASK
+        shared = w.cta.machine.peer(rank).shared
+        offsets = Places.of(at & OFFSET_MASK, 1, size)
     else:
-        shared, offsets = w.cta.shared, own_offsets(w, at)
-    shared.load(offsets, size)  # bounds, and that it was written
-    return shared.words[size], offsets // size, shared.shadow, offsets
+        shared, offsets = w.cta.shared, own_offsets(w, places)
+    shared.load(offsets)  # bounds, and that it was written
+    return shared.words[size], offsets.elements()[:, 0], shared.shadow, offsets
 
 
 @operation(
@@ -144,7 +146,7 @@ def atomic(line: Line) -> Step:
                     before[lane] = words[place]
                     typed[place] = compute(typed[place], mine[lane], third[lane])
             order_access(w, shadow, offsets, order, reads=True)
-            touch(w, shadow, offsets, width // 8, "a", lanes)
+            touch(w, shadow, offsets, "a", lanes)
             order_access(w, shadow, offsets, order, reads=False)
             if slots:
                 w.put(slots[i], before)
@@ -172,10 +174,10 @@ def strong(line: Line) -> Step:
         w.sure()
         words, index, shadow, offsets = _place(w, held[lanes], width // 8, order.space)
         if not loads:
-            touch(w, shadow, offsets, width // 8, "a", lanes)
+            touch(w, shadow, offsets, "a", lanes)
         order_access(w, shadow, offsets, order, reads=loads)
         if loads:
-            touch(w, shadow, offsets, width // 8, "a", lanes)
+            touch(w, shadow, offsets, "a", lanes)
         if given is not None:
             words[index] = given[lanes]
         elif write is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,21 +96,17 @@ class Boundaries:
         return out
 
     def watch(
-        self, index: int, code: Sequence[Instruction], step: Callable[[Any], Any],
-        read: Callable[[Operand, int], Read],
-    ) -> Callable[[Any], Any]:  # fmt: skip
-        """The step of an instruction; then notes what comparisons met that are known behind it."""
-        watched = [self._note(b, code[b.index], read) for b in self.at.get(index, ())]
-        if not watched:
-            return step
+        self, index: int, code: Sequence[Instruction], read: Callable[[Operand, int], Read]
+    ) -> list[Callable[[Any], None]]:
+        """Notes, behind an instruction, what comparisons met that are known there."""
+        return [self._note(b, code[b.index], read) for b in self.at.get(index, ())]
 
-        def run(w: Any) -> Any:
-            result = step(w)
-            for note in watched:
-                note(w)
-            return result
-
-        return run
+    def registers(self, index: int, code: Sequence[Instruction]) -> Iterator[int]:
+        """What these look at."""
+        for bound in self.at.get(index, ()):
+            for operand in (*code[bound.index].operands[1:3], *bound.beside):
+                if isinstance(operand, Register):
+                    yield operand.slot
 
     def _note(
         self, bound: Bound, ins: Instruction, read: Callable[[Operand, int], Read]
@@ -130,7 +126,7 @@ class Boundaries:
                 mask &= w.lanes(other(w))
             if not mask:
                 return
-            apart = _of(first(w), mask, signed) - _of(second(w), mask, signed) - more
+            apart = _of(first(w), mask, signed) - (_of(second(w), mask, signed) + more)
             if apart.__class__ is not np.ndarray:
                 met.add(*((apart, None) if apart < 0 else (None, apart)))
                 return
@@ -140,6 +136,13 @@ class Boundaries:
             met.add(max(below, default=None), min(above, default=None))
 
         return note
+
+    def take(self) -> Boundaries:
+        """What was met so far, which is forgotten here."""
+        out = Boundaries({i: replace(met) for i, met in self.met.items()}, self.at)
+        for met in self.met.values():
+            met.below = met.above = None
+        return out
 
     def add(self, other: Boundaries) -> None:
         """What a run of a text with the same skeleton met."""

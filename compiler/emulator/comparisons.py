@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.emulator.formats import Format
-from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.lanes import Array, Value
 from ptxflow.compiler.emulator.operands import Line, negate, operation
 from ptxflow.compiler.emulator.parse import Pair, Register, Sink
-from ptxflow.compiler.emulator.scalar import to_signed
+from ptxflow.compiler.emulator.scalar import alike, to_signed
 from ptxflow.compiler.emulator.warp import Step, Warp
 
 Two = Callable[[Any, Any], Any]
@@ -57,17 +57,20 @@ def _predicate(line: Line, width: int, combine: str | None, compare: Two) -> Ste
             if slot is not None:
                 w.put(slot, join(value, third(w)) if join and third else value)
 
+    line.alone(run, *(slot for slot in slots if slot is not None))
     return run
 
 
 @operation(r"setp\.(eq|ne|lt|le|gt|ge|lo|ls|hi|hs)(?:\.(and|or|xor))?\.([usb])(16|32|64)")
 def compare_integers(line: Line) -> Step:
     compare, width = _COMPARE[line.match[1]], int(line.match[4])
-    if line.match[3] != "s":
-        return _predicate(line, width, line.match[2], compare)
-    return _predicate(
-        line, width, line.match[2], lambda a, b: compare(to_signed(a, width), to_signed(b, width))
-    )
+    signed = line.match[3] == "s"
+
+    def compared(a: Value, b: Value) -> Value:
+        a, b = alike(a, b, width)
+        return compare(to_signed(a, width), to_signed(b, width)) if signed else compare(a, b)
+
+    return _predicate(line, width, line.match[2], compared)
 
 
 @operation(

@@ -6,7 +6,7 @@ import numpy as np
 
 from ptxflow.compiler.emulator.arithmetic import bounded, of_floats
 from ptxflow.compiler.emulator.formats import Format, tensor_float
-from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, all_of
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, all_of, broadcast
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.scalar import floats
 from ptxflow.compiler.emulator.values import bfloat16_words, e4m3_bits, half_bits
@@ -24,7 +24,8 @@ def convert_half(line: Line) -> Step:
 
     def both(high: Value, low: Value) -> Array:
         if brain:
-            return np.bitwise_or(bfloat16_words(floats(low)), bfloat16_words(floats(high)) << 16)
+            words = bfloat16_words(np.stack([floats(low), floats(high)]))
+            return np.asarray(words[0] | words[1] << broadcast(16, 32))
         return half(low).astype(np.uint32) | half(high).astype(np.uint32) << np.uint32(16)
 
     if line.match[2]:

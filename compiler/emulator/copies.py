@@ -1,8 +1,6 @@
 """cp.async: a lane's small copies from global to shared memory, complete at a wait_group, or when
 they arrive at an mbarrier by themselves."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,10 +9,10 @@ from ptxflow.compiler.emulator.clocks import GENERIC, Clocks
 from ptxflow.compiler.emulator.control import own
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array, any_of, lanes_in
-from ptxflow.compiler.emulator.memory import LANDING, READY, SHIFT, Buffer, ends, span
+from ptxflow.compiler.emulator.memory import LANDING, READY, SHIFT, Buffer, Places, span
 from ptxflow.compiler.emulator.moves import own_offsets
 from ptxflow.compiler.emulator.operands import Line, action, operation, uniform
-from ptxflow.compiler.emulator.race import COPY, granules
+from ptxflow.compiler.emulator.race import COPY
 from ptxflow.compiler.emulator.touches import issue, stream, use_barrier
 from ptxflow.compiler.emulator.warp import Step, Warp
 
@@ -65,26 +63,28 @@ def copy(line: Line) -> Step:
         lanes = lanes_in(w.mask)
         at, origin = (w.vector(x(w), 64)[lanes].astype(np.int64) for x in (target, source))
         bytes_kept = w.vector(kept(w), 32)[lanes]
-        if any_of((at | origin) % count != 0) or any_of(bytes_kept > count):
+        into, out_of = (Places.of(first, 1, count) for first in (at, origin))
+        whole = into.aligned(count) and out_of.aligned(count)
+        if not whole or any_of(bytes_kept > count):
             raise Fault(f"addresses are not multiples of {count}, or the source is larger")
-        shared, first = w.cta.shared, own_offsets(w, at)
-        shared.check(*ends(first, count), count)
-        states, places = shared.state.reshape(-1, count), first >> SHIFT[count]
+        shared, into = w.cta.shared, own_offsets(w, into)
+        places = shared.index(into)[:, 0]
+        states = shared.state.reshape(-1, count)
         held = states[places]
-        if (held == LANDING).any():
-            problem = shared.unreadable(held, first[:, None] + span(count), (READY,))
+        if any_of(held == LANDING):
+            problem = shared.unreadable(held, into.bytes[:, 0], (READY,))
             raise Fault(f"writes: {problem}")
         states[places] = LANDING
         by = stream(w, COPY)
-        issue(w, by, shared.shadow, *granules(first, count), "w", GENERIC)
+        issue(w, by, shared.shadow, *into.granules(), "w", GENERIC)
         sources = []
         for length in sorted(set(bytes_kept.tolist()) - {0}):
             mine = bytes_kept == length
-            starts = origin[mine]
-            buffer = w.cta.machine.memory.find(*ends(starts, length))
-            starts = starts - buffer.base
-            issue(w, by, buffer.shadow, *granules(starts, length), "r", GENERIC)
-            sources.append((mine, buffer, starts, length))
+            runs = Places.of(origin[mine], length, 1)
+            buffer = w.cta.machine.memory.find(runs.low, runs.end)
+            runs = runs.moved(-buffer.base)
+            issue(w, by, buffer.shadow, *runs.granules(), "r", GENERIC)
+            sources.append((mine, buffer, runs.first, length))
         w.actor.unfenced[shared.shadow.row] |= w.mask
         w.unit(CopyGroups).open.append(Copy(line.ins.line, count, places, tuple(sources)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,8 +45,6 @@ class Warp(Protocol):
     def lanes(self, predicate: Value) -> int:
         """The active lanes in which a predicate holds."""
 
-
-Step = Callable[[Any], Any]
 
 
 def skeleton(ptx: str) -> str:
@@ -98,13 +96,13 @@ class Coverage:
 
     # -- watching -----------------------------------------------------------------------------
 
-    def guard(self, index: int, guard: Callable[[Any], Any]) -> Callable[[Any], int]:
-        """Lanes in which a guard holds, as a function that notes its outcomes."""
+    def guard(self, index: int, guard: Callable[[Any], int]) -> Callable[[Any], int]:
+        """Lanes in which a guard holds, by a function that notes its outcomes, too."""
         seen = self.outcomes
         seen[index] = 0
 
         def taken(w: Warp) -> int:
-            lanes = w.lanes(guard(w))
+            lanes = guard(w)
             if seen[index] != BOTH:
                 seen[index] |= (TRUE if lanes else 0) | (FALSE if lanes != w.mask else 0)
             return lanes
@@ -127,39 +125,35 @@ class Coverage:
 
         return counted
 
-    def watch(self, index: int, ins: Instruction, step: Step) -> Step:
-        """The step of an instruction, whose result is noted where it is a predicate or a digit."""
+    def watch(self, index: int, ins: Instruction) -> Iterator[Callable[[Any], None]]:
+        """Notes, behind an instruction, its result where that is a predicate or a digit."""
         out = ins.operands[0] if ins.operands else None
         if not isinstance(out, Register):
-            return step
+            return
         if ins.opcode.startswith("setp"):
-            return self._predicate(index, out.slot, step)
+            yield self._predicate(index, out.slot)
         masked = _MASK.fullmatch(ins.opcode) and any(
             isinstance(o, Immediate) for o in ins.operands[1:]
         )
         if masked or _DIGIT.fullmatch(ins.opcode):
-            return self._digit(index, out.slot, step)
-        return step
+            yield self._digit(index, out.slot)
 
-    def _predicate(self, index: int, slot: int, step: Step) -> Step:
+    def _predicate(self, index: int, slot: int) -> Callable[[Any], None]:
         seen = self.outcomes
         seen[index] = 0
 
-        def run(w: Warp) -> Any:
-            result = step(w)
+        def note(w: Warp) -> None:
             if seen[index] != BOTH:
                 lanes = w.lanes(w.regs[slot])
                 seen[index] |= (TRUE if lanes else 0) | (FALSE if lanes != w.mask else 0)
-            return result
 
-        return run
+        return note
 
-    def _digit(self, index: int, slot: int, step: Step) -> Step:
+    def _digit(self, index: int, slot: int) -> Callable[[Any], None]:
         seen = self.digits
         seen[index] = None
 
-        def run(w: Warp) -> Any:
-            result = step(w)
+        def note(w: Warp) -> None:
             had = seen[index]
             if had is None or had[0] == had[1]:
                 value = w.regs[slot]
@@ -169,11 +163,24 @@ class Coverage:
                 else:
                     low = high = int(value)
                 seen[index] = (min(low, had[0]), max(high, had[1])) if had else (low, high)
-            return result
 
-        return run
+        return note
 
     # -- what there is --------------------------------------------------------------------------
+
+    def take(self) -> Coverage:
+        """What was covered so far, which is forgotten here."""
+        trips = {i: set(counts) for i, counts in self.trips.items()}
+        out = replace(
+            self, hits=[*self.hits], outcomes={**self.outcomes}, digits={**self.digits},
+            trips=trips, boundaries=self.boundaries.take(),
+        )  # fmt: skip
+        self.hits[:] = [0] * len(self.hits)
+        self.outcomes |= dict.fromkeys(self.outcomes, 0)
+        self.digits |= dict.fromkeys(self.digits)
+        for counts in self.trips.values():
+            counts.clear()
+        return out
 
     def add(self, other: Coverage) -> None:
         """What a run of a text with the same skeleton covered."""

@@ -5,8 +5,6 @@ layout of its major-ness and swizzle, then the swizzle's XOR on the absolute byt
 that a target reserves must hold what it says, or the run stops.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

@@ -3,8 +3,6 @@
 A fault names the thread, the PTX line and its text, the rule and the facts.
 """
 
-from __future__ import annotations
-
 
 class Fault(Exception):
     """The PTX text cannot be run further: unknown instruction, bad access, deadlock, leak."""

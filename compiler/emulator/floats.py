@@ -3,8 +3,6 @@
 Approximations are computed in float64 and rounded once: inside the error that the ISA allows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -4,8 +4,6 @@ f32 and f64 are held as they are; f16 and bf16 as float64, which holds their sum
 for a rounding to odd, so that the rounding to the type is the only one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -13,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, any_of
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, any_of, constant
 from ptxflow.compiler.emulator.values import from_bfloat16, half_bits
 from ptxflow.compiler.emulator.warp import Warp
 
 _BITS = {"f16": 16, "bf16": 16, "f32": 32, "f64": 64}
 _SMALLEST = {"f16": 2.0**-14, "f32": 2.0**-126}  # normal numbers
-_BEHIND, _TIE = np.uint64(0x1FFFFFFF), np.uint64(0x10000000)  # float64's bits below float32's
+_BEHIND, _TIE = 0x1FFFFFFF, 0x10000000  # float64's bits below float32's
 _FLOATS: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
 
 
@@ -54,7 +52,7 @@ class Format:
     def words(self, values: Array) -> Array:
         """Registers of values, rounded to nearest even."""
         if self.kind in _FLOATS:
-            rounded = values.astype(_FLOATS[self.kind])
+            rounded = values.astype(_FLOATS[self.kind], copy=False)
             if self.flushes:
                 rounded = flush(rounded, _SMALLEST[self.kind])
             return rounded.view(DTYPES[self.width])
@@ -69,7 +67,7 @@ class Format:
 
 def flush(values: Array, smallest: float) -> Array:
     """Subnormal numbers as zeros of their sign."""
-    small = np.abs(values) < smallest
+    small = np.abs(values) < constant(smallest, values.dtype.str, values.shape[-1])
     if not any_of(small):
         return values
     return np.where(small, np.copysign(values.dtype.type(0), values), values)
@@ -94,9 +92,10 @@ def add_to_odd(a: Array, b: Array) -> Array:
 def add_for_single(a: Array, b: Array) -> Array:
     """The sum of float64 values for a rounding to float32: to odd where it could lie at a tie."""
     near: Array = a + b
-    if any_of((near.view(np.uint64) & _BEHIND) == _TIE):
+    n = near.shape[-1]
+    if any_of((near.view(np.uint64) & constant(_BEHIND, "u8", n)) == constant(_TIE, "u8", n)):
         return add_to_odd(a, b)
-    small = np.abs(near) < _SMALLEST["f32"]
+    small = np.abs(near) < constant(_SMALLEST["f32"], "f8", n)
     return add_to_odd(a, b) if any_of(small) and near[small].any() else near
 
 
@@ -124,8 +123,7 @@ def _nearest(exact: Fraction) -> float:
 def extreme(smaller: bool, a: Array, b: Array) -> Array:
     """The lesser or the greater; of a number and NaN the number; -0.0 is less than +0.0."""
     out: Array = (np.fmin if smaller else np.fmax)(a, b)
-    zero = out == 0
-    if any_of(zero) and any_of(zero := zero & (a == b)):
+    if np.count_nonzero(out) < out.size and any_of(zero := (out == 0) & (a == b)):
         out = np.where(zero, np.where(np.signbit(a) == smaller, a, b), out)
     return out
 

@@ -1,7 +1,5 @@
 """The .func definitions of a PTX text; the parser puts a function's body where it is called."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -56,11 +56,11 @@ def unravel(index: int, sides: tuple[int, int, int]) -> tuple[int, int, int]:
     return index % sides[0], index // sides[0] % sides[1], index // sides[0] // sides[1]
 
 
-@dataclass
+@dataclass(eq=False)
 class Landing:
     """An asynchronous operation in flight. Those of one `thread` land in order."""
 
-    who: str
+    who: object
     ins: Instruction
     ctas: tuple[int, ...]  # ranks that it reaches into
     land: Callable[[], None]
@@ -129,7 +129,7 @@ class Cta(Owner):
     def retire(self, bytes_at: Array) -> str | None:
         """Idle mbarriers under bytes that are to be written are gone: a hazard without inval."""
         bytes_at = bytes_at[bytes_at < len(self.shared.state)]  # bounds are checked after this
-        if not (self.shared.state[bytes_at] == BARRIER).any():
+        if BARRIER not in self.shared.state[bytes_at].tobytes():
             return None
         touched = {int(b) // 8 * 8 for b in bytes_at[self.shared.state[bytes_at] == BARRIER]}
         for offset in touched:

@@ -1,7 +1,5 @@
 """Vectors of 32 lanes and masks of them."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 
@@ -40,6 +38,12 @@ def broadcast(value: Value, width: int) -> Array:
     return out
 
 
+@lru_cache(maxsize=256)
+def constant(value: float, dtype: str, n: int) -> Array:
+    """A number beside arrays [..., n], with which numpy is quicker where it is no single one."""
+    return np.full(n if n in (LANES, 2 * LANES) else 1, value, dtype)
+
+
 def any_of(predicate: Array) -> bool:
     """numpy's any, faster for some tens of elements."""
     return b"\1" in predicate.tobytes()
@@ -51,4 +55,9 @@ def all_of(predicate: Array) -> bool:
 
 
 def mask_of(predicate: Array) -> int:
-    return int.from_bytes(np.packbits(predicate, bitorder="little").tobytes(), "little")
+    return _mask_of(predicate.tobytes())
+
+
+@lru_cache(maxsize=1 << 14)
+def _mask_of(held: bytes) -> int:
+    return sum(1 << i for i, true in enumerate(held) if true)

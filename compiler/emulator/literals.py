@@ -1,7 +1,5 @@
 """Numbers of a PTX text."""
 
-from __future__ import annotations
-
 import re
 import struct
 from contextlib import suppress

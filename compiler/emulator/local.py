@@ -1,13 +1,11 @@
 """Local variables: memory of each thread, at the same addresses in all (PTX ISA 5.1.5)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.grid import Unit
 from ptxflow.compiler.emulator.lanes import LANES, Array
-from ptxflow.compiler.emulator.memory import LOCAL_BASE
+from ptxflow.compiler.emulator.memory import LOCAL_BASE, Places
 from ptxflow.compiler.emulator.warp import Warp
 
 
@@ -19,8 +17,9 @@ class Local(Unit):
         self.written = np.zeros((LANES, 0), np.bool_)
 
 
-def _bytes(w: Warp, at: Array, size: int) -> tuple[Local, Array]:
+def _bytes(w: Warp, places: Places) -> tuple[Local, Array]:
     """The warp's memory, and offsets of bytes [lanes, count, size] in it."""
+    at, size = places.bytes[..., 0], places.size
     memory, whole = w.unit(Local), w.cta.machine.local_bytes
     if not memory.data.size:
         memory.data = np.zeros((LANES, whole), np.uint8)
@@ -35,19 +34,19 @@ def _bytes(w: Warp, at: Array, size: int) -> tuple[Local, Array]:
     return memory, first[..., None] + np.arange(size)
 
 
-def read(w: Warp, at: Array, size: int, lanes: Array) -> Array:
-    """Each lane's words [lanes, count] at addresses [lanes, count]."""
-    memory, octets = _bytes(w, at, size)
+def read(w: Warp, places: Places, lanes: Array) -> Array:
+    """Each lane's words [lanes, count]."""
+    memory, octets = _bytes(w, places)
     mine = lanes[:, None, None]
     if not memory.written[mine, octets].all():
         raise Fault("reads local bytes that the thread never wrote")
-    words: Array = np.ascontiguousarray(memory.data[mine, octets]).view(f"u{size}")[..., 0]
+    words: Array = np.ascontiguousarray(memory.data[mine, octets]).view(f"u{places.size}")[..., 0]
     return words
 
 
-def write(w: Warp, at: Array, data: Array, size: int, lanes: Array) -> None:
+def write(w: Warp, places: Places, data: Array, lanes: Array) -> None:
     """Each lane's words, as `read`."""
-    memory, octets = _bytes(w, at, size)
-    words = np.ascontiguousarray(data.astype(f"u{size}"))
+    memory, octets = _bytes(w, places)
+    words = np.ascontiguousarray(data.astype(f"u{places.size}"))
     memory.data[lanes[:, None, None], octets] = words.view(np.uint8).reshape(octets.shape)
     memory.written[lanes[:, None, None], octets] = True

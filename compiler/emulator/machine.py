@@ -5,8 +5,6 @@ operation lands only when nobody can go on, oldest first. Other seeds vary who r
 what lands when: odd ones starve warpgroups (seed 1 the first of them), even ones take turns.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Mapping
@@ -132,10 +130,13 @@ class Machine(Grid):
         if some > 0:
             ends = (0, count - 1) if some > 1 else ((count - 1) // 2,) * 2
             chosen = sorted({round(place) for place in np.linspace(*ends, min(some, count))})
-        for index in chosen:
-            with np.errstate(all="ignore"):  # NaN and infinity are values like others
-                self._run_cluster(index)
-            self.report.clusters += 1
+        try:
+            for index in chosen:
+                with np.errstate(all="ignore"):  # NaN and infinity are values like others
+                    self._run_cluster(index)
+                self.report.clusters += 1
+        finally:
+            self.program.count_stretches()
         return self.report
 
     def _run_cluster(self, index: int) -> None:
@@ -227,11 +228,12 @@ class Machine(Grid):
 
     def _land(self) -> None:
         """One operation lands: the oldest, or one that the seed picks."""
-        first: dict[tuple[int, ...] | int, Landing] = {}
-        for landing in self.landings:
-            first.setdefault(landing.thread or id(landing), landing)
-        able = list(first.values())
-        chosen = self.rng.choice(able) if self.rng else able[0]
+        chosen = self.landings[0]
+        if self.rng:
+            first: dict[tuple[int, ...] | int, Landing] = {}
+            for landing in self.landings:
+                first.setdefault(landing.thread or id(landing), landing)
+            chosen = self.rng.choice(list(first.values()))
         self.landings.remove(chosen)
         try:
             for rank in chosen.ctas:

@@ -4,12 +4,11 @@ How the hardware lays a map out is not told; here it is the record MAP. TMA read
 memory, whose bytes its CTA must have acquired as they are.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.memory import Places
 from ptxflow.compiler.emulator.moves import read, write
 from ptxflow.compiler.emulator.operands import Line, operation, per_lane, uniform
 from ptxflow.compiler.emulator.tensormap import TensorMap, mapped
@@ -52,9 +51,8 @@ def replace(line: Line) -> Step:
         if at % BYTES:
             raise Fault(f"a tensor map at 0x{at:X}, which is not a multiple of {BYTES}")
         octets = np.frombuffer(new.to_bytes(8, "little"), np.uint8)[None, :size]
-        where = at + first + np.arange(size)[None, :]
-        lanes = np.array([lane])
-        write(w, line.ins.line, space, where, octets, 1, lanes)
+        where = Places.alike(at + first, 1, size, 1)
+        write(w, line.ins.line, space, where, octets, np.array([lane]))
 
     return per_lane(one, address, value)
 
@@ -69,10 +67,10 @@ def copy(line: Line) -> Step:
     _size(line, 2)
 
     def run(w: Warp) -> None:
-        each = np.arange(BYTES)[None, :]
-        octets = read(w, "shared", uniform(w, origin(w), "the source") + each, 1)
-        target = uniform(w, to(w), "the target") + each
-        write(w, line.ins.line, "global", target, octets, 1)
+        held = Places.alike(uniform(w, origin(w), "the source"), 1, BYTES, 1)
+        octets = read(w, "shared", held)
+        target = Places.alike(uniform(w, to(w), "the target"), 1, BYTES, 1)
+        write(w, line.ins.line, "global", target, octets)
 
     return run
 

@@ -17,7 +17,7 @@ import numpy as np
 from ptxflow.compiler.emulator.clocks import GLOBAL_ASYNC, SHARED_ASYNC
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array, all_of
-from ptxflow.compiler.emulator.race import Shadow
+from ptxflow.compiler.emulator.race import GRANULE, Shadow, granules
 
 RESERVED = 1024  # bytes of the shared window that the system keeps
 RANK_SHIFT = 24
@@ -36,9 +36,9 @@ _STATE = {
 
 
 SHIFT = {1: 0, 2: 1, 4: 2, 8: 3, 16: 4}
-#: by state and size, elements whose bytes all have it
-_ALL = {s: {n: np.array(int.from_bytes(bytes([s] * n), "little"), f"u{n}") for n in (1, 2, 4, 8)}
-        for s in _STATE}  # fmt: skip
+#: by size, elements whose bytes are all written
+_READY = {n: np.array(int.from_bytes(bytes([READY] * n), "little"), f"u{n}") for n in (1, 2, 4, 8)}
+_LANDING, _BARRIER = bytes([LANDING]), bytes([BARRIER])
 
 
 @lru_cache(maxsize=64)
@@ -48,40 +48,96 @@ def span(count: int) -> Array:
 
 @dataclass(frozen=True)
 class Spread:
-    """How addresses lie to the first of them: the lowest and highest of the differences, their
-    greatest common divisor (0: they are all the same), and places where an address stands again, of
-    all but the last and of all but the first time."""
+    """How runs of words lie to the first of them: the lowest and highest of the differences [n],
+    all bits of them, and elements [n, words of a run]. `touched` has granules and masks, by the
+    first's place in one."""
 
+    differences: Array
     low: int
     high: int
-    step: int
-    before: Array
-    again: Array
+    bits: int
+    elements: Array
+    touched: dict[int, tuple[Array, Array | None]]
 
-    @staticmethod
-    def of(first: Array) -> Spread:
-        """Of addresses [n] int64; the same differences are looked at once."""
-        return _spread((first - first[0]).tobytes())
+    @cached_property
+    def twice(self) -> tuple[Array, Array]:
+        """Where an address stands again, of all but the last and of all but the first time."""
+        order = np.argsort(self.differences, kind="stable")
+        same = np.flatnonzero(np.diff(self.differences[order]) == 0)
+        return order[same], order[same + 1]
 
 
 @lru_cache(maxsize=1 << 13)
-def _spread(differences: bytes) -> Spread:
+def _spread(differences: bytes, count: int, size: int) -> Spread:
     held = np.frombuffer(differences, np.int64)
-    order = np.argsort(held, kind="stable")
-    same = np.flatnonzero(np.diff(held[order]) == 0)
-    step = int(np.gcd.reduce(held))
-    return Spread(int(held.min()), int(held.max()), step, order[same], order[same + 1])
+    bits, words = int(np.bitwise_or.reduce(held)), (held >> SHIFT[size])[:, None] + span(count)
+    return Spread(held, int(held.min()), int(held.max()), bits, words, {})
 
 
-def ends(first: Array, length: int) -> tuple[int, int]:
-    """The lowest byte, and the one behind the highest, of runs that begin at addresses [n]."""
-    base, spread = int(first[0]), Spread.of(first)
-    return base + spread.low, base + spread.high + length
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Runs of `count` words of `size` bytes in a row, at addresses: the first of them, and how all
+    lie to it, which is looked at once for the same differences."""
+
+    base: int
+    count: int
+    size: int
+    spread: Spread
+
+    @staticmethod
+    def of(first: Array, count: int, size: int) -> Places:
+        """At addresses [n] int64."""
+        base = int(first[0])
+        return Places(base, count, size, _spread((first - base).tobytes(), count, size))
+
+    @staticmethod
+    def alike(base: int, lanes: int, count: int, size: int) -> Places:
+        """As many at one address."""
+        return Places(base, count, size, _spread(bytes(8 * lanes), count, size))
+
+    @property
+    def first(self) -> Array:
+        return self.spread.differences + self.base
+
+    @property
+    def bytes(self) -> Array:
+        """The addresses of all bytes [n, count, size]."""
+        out: Array = self.first[:, None, None] + span(self.count * self.size).reshape(-1, self.size)
+        return out
+
+    @property
+    def low(self) -> int:
+        return self.base + self.spread.low
+
+    @property
+    def end(self) -> int:
+        """Behind the highest byte."""
+        return self.base + self.spread.high + self.count * self.size
+
+    def aligned(self, size: int) -> bool:
+        """Whether the addresses are all multiples of a power of two."""
+        return not (self.base | self.spread.bits) & size - 1
+
+    def moved(self, by: int) -> Places:
+        return Places(self.base + by, self.count, self.size, self.spread)
+
+    def elements(self) -> Array:
+        """The words, counted from address 0 [n, count]; they must be aligned."""
+        return self.spread.elements + (self.base >> SHIFT[self.size])
+
+    def granules(self) -> tuple[Array, Array | None]:
+        """What `race.granules` says of them."""
+        inside = self.base % GRANULE
+        found = self.spread.touched.get(inside)
+        if found is None:
+            found = granules(self.spread.differences + inside, self.count * self.size)
+            self.spread.touched[inside] = found
+        return found[0] + (self.base >> 4), found[1]
 
 
-def aligned(first: Array, size: int) -> bool:
-    """Whether addresses [n] are all multiples."""
-    return not (int(first[0]) % size or Spread.of(first).step % size)
+def _written(states: Array) -> bool:
+    held = states.tobytes()
+    return held == bytes([READY]) * len(held)
 
 
 class Shared:
@@ -119,45 +175,46 @@ class Shared:
         if not (states == READY).all():
             raise Fault(f"reads: {self.unreadable(states, at, (READY,))}")
 
-    def index(self, at: Array, size: int) -> Array:
-        """The elements of `size` bytes at addresses [n] or [n, count], those of a row in order."""
-        first = at if at.ndim == 1 else at[:, 0]
-        if not aligned(first, size):
-            wrong = first[first % size != 0]
+    def index(self, places: Places) -> Array:
+        """The elements [n, count]."""
+        size = places.size
+        if not places.aligned(size):
+            wrong = places.first[places.first % size != 0]
             raise Fault(f"shared address 0x{int(wrong[0]):X} is not a multiple of {size}")
-        self.check(*ends(first, size if at.ndim == 1 else size * at.shape[1]), size)
-        return at >> SHIFT[size]
+        if places.low < RESERVED or places.end > self.size:
+            self.check(places.low, places.end, size)
+        return places.elements()
 
-    def load(self, at: Array, size: int) -> Array:
-        """Generic read of byte addresses, as `index` has them."""
-        index = self.index(at, size)
-        if not all_of(self.states[size][index] == _ALL[READY][size]):
-            bytes_at = at[..., None] + span(size)
-            self._readable(self.state[bytes_at], bytes_at)
+    def load(self, places: Places) -> Array:
+        """Generic read of words [n, count]."""
+        index, size = self.index(places), places.size
+        if not _written(self.states[size][index]):
+            self._readable(self.state[places.bytes], places.bytes)
         out: Array = self.words[size][index]
         return out
 
     def free(self, index: Array, size: int) -> bool:
-        """Whether no byte of some elements is in flight, or an mbarrier's: it has that bit."""
-        return not (self.states[size][index] & _ALL[LANDING][size]).any()
+        """Whether no byte of some elements is in flight, or an mbarrier's."""
+        held = self.states[size][index].tobytes()
+        return _LANDING not in held and _BARRIER not in held
 
-    def store(self, at: Array, index: Array, values: Array, size: int) -> bool:
-        """Generic write at byte addresses; whether the same values were there."""
-        states = self.states[size][index]
-        if not self.free(index, size):
-            bytes_at = at[..., None] + span(size)
-            problem = self.unreadable(self.state[bytes_at], bytes_at, (UNWRITTEN, READY))
-            raise Fault(f"writes: {problem}")
-        written = all_of(states == _ALL[READY][size])
+    def store(self, places: Places, index: Array, values: Array) -> bool:
+        """Generic write; whether the same values were there."""
+        size = places.size
+        if not (written := _written(self.states[size][index])):
+            if not self.free(index, size):
+                at = places.bytes
+                problem = self.unreadable(self.state[at], at, (UNWRITTEN, READY))
+                raise Fault(f"writes: {problem}")
+            self.states[size][index] = _READY[size]
         same = written and all_of(self.words[size][index] == values)
         self.words[size][index] = values
-        self.states[size][index] = _ALL[READY][size]
         return same
 
     def begin_write(self, chunks: Array) -> None:
         """An asynchronous write of 16-byte chunks has been issued."""
         states = self.state.reshape(-1, 16)
-        if (states[chunks] == BARRIER).any():
+        if _BARRIER in states[chunks].tobytes():
             raise Fault("asynchronous write over an mbarrier")
         states[chunks] = LANDING
 
@@ -217,16 +274,13 @@ class Global:
             raise Fault(f"global bytes 0x{first:X}..0x{last:X} are outside every tensor{near}")
         return self.buffers[i]
 
-    def words(self, at: Array, size: int) -> tuple[Buffer, Array, Array]:
-        """Of addresses [n] or [n, count] int64, those of a row one after the other: their buffer,
-        the byte offsets, and the indices of elements of `size` bytes."""
-        first = at if at.ndim == 1 else at[:, 0]
-        lowest, end = ends(first, size if at.ndim == 1 else size * at.shape[1])
-        buffer = self.find(lowest, end)
-        if not aligned(first, size):  # and buffers begin at multiples of 4096
-            raise Fault(f"global address 0x{lowest:X} is not a multiple of {size}")
-        off = at - buffer.base
-        return buffer, off, off >> SHIFT[size]
+    def words(self, places: Places) -> tuple[Buffer, Places, Array]:
+        """The buffer of some words, their byte offsets there, and their indices [n, count]."""
+        buffer = self.find(places.low, places.end)
+        if not places.aligned(places.size):  # and buffers begin at multiples of 4096
+            raise Fault(f"global address 0x{places.low:X} is not a multiple of {places.size}")
+        inside = places.moved(-buffer.base)
+        return buffer, inside, inside.elements()
 
 
 def parameter_layout(sizes: list[tuple[str, int, int]]) -> dict[str, int]:

@@ -1,21 +1,14 @@
 """Loads, stores and address conversions: parameters, shared, cluster and global memory."""
 
-from __future__ import annotations
+from collections.abc import Iterator
 
 import numpy as np
 
 from ptxflow.compiler.emulator import local
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.grid import Cta
-from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, Value, all_of, any_of, lanes_in
-from ptxflow.compiler.emulator.memory import (
-    OFFSET_MASK,
-    RANK_SHIFT,
-    SHARED_BASE,
-    Spread,
-    aligned,
-    span,
-)
+from ptxflow.compiler.emulator.lanes import DTYPES, LANES, Array, Value, all_of, lanes_in
+from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, SHARED_BASE, Places
 from ptxflow.compiler.emulator.operands import MASKS, Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Address, Register, Vector
 from ptxflow.compiler.emulator.race import shorten
@@ -36,14 +29,12 @@ def register_width(line: Line, index: int) -> int:
 def convert_address(line: Line) -> Step:
     """All addresses but shared ones are generic; the shared window has a place of its own."""
     width, to = int(line.match[3]), bool(line.match[1])
-    write, a = line.write(0, width), line.read(1, width)
     if line.match[2] != "shared":
-        return lambda w: write(w, a(w))
+        return line.result(width, (width,), lambda a: a)
     if width != 64:
         raise line.refuse("generic addresses have 64 bits")
-    if to:
-        return lambda w: write(w, (a(w) - SHARED_BASE) & MASKS[64])
-    return lambda w: write(w, a(w) + SHARED_BASE)
+    base = -SHARED_BASE if to else SHARED_BASE
+    return line.result(64, (64,), lambda a: (a + base) & MASKS[64])
 
 
 def _passed(line: Line, index: int) -> Register | None:
@@ -85,71 +76,72 @@ def load_parameter(line: Line) -> Step:
             value = w.cta.machine.parameter(at + i * size, size) & MASKS[width]
             w.put(slot, (value ^ sign) - sign & MASKS[to] if signed else value)
 
+    operand = line.operand(1)
+    if isinstance(operand, Address) and not isinstance(operand.base, Register):
+        line.alone(run, *slots)
     return run
 
 
-def addresses(w: Warp, address: Value, count: int, size: int) -> tuple[Array, Array]:
-    """Active lanes, and their element addresses [lanes, count] as int64."""
+def placed(w: Warp, address: Value, count: int, size: int) -> tuple[Array, Places]:
+    """Active lanes, and the places of their words."""
     w.sure()
     lanes = lanes_in(w.mask)
     if address.__class__ is np.ndarray:
         first = (address if len(lanes) == LANES else address[lanes]).astype(np.int64)
+        places = Places.of(first, count, size)
     else:
-        first = np.full(len(lanes), address, np.int64)
-    if count == 1:
-        return lanes, first[:, None]
-    if not aligned(first, count * size):
-        raise Fault(f"address 0x{int(first[0]):X} is not a multiple of {count * size}")
-    return lanes, first[:, None] + span(count) * size
+        places = Places.alike(address, len(lanes), count, size)
+    if count > 1 and not places.aligned(count * size):
+        raise Fault(f"address 0x{places.base:X} is not a multiple of {count * size}")
+    return lanes, places
 
 
-def own_offsets(w: Warp, at: Array) -> Array:
+def own_offsets(w: Warp, places: Places) -> Places:
     """Shared addresses as offsets in this CTA's own window."""
-    ranks = at >> RANK_SHIFT
-    if any_of(ranks != w.cta.rank):
-        raise Fault(f"shared address 0x{int(at.flat[0]):X} is not in this CTA's window")
-    return at & OFFSET_MASK
+    rank = w.cta.rank
+    if places.low >> RANK_SHIFT != rank or (places.end - places.size) >> RANK_SHIFT != rank:
+        raise Fault(f"shared address 0x{places.base:X} is not in this CTA's window")
+    return places.moved(-(rank << RANK_SHIFT))
 
 
-def _in_cluster(space: str | None, at: Array) -> bool:
-    return space == "shared::cluster" or (not space and at.flat[0] >> 32 == SHARED_BASE >> 32)
+def _in_cluster(space: str | None, at: int) -> bool:
+    return space == "shared::cluster" or (not space and at >> 32 == SHARED_BASE >> 32)
 
 
-def read(w: Warp, space: str | None, at: Array, size: int, lanes: Array | None = None) -> Array:
-    """A generic read of words of `size` bytes at addresses [n, count], in the space if one is said;
-    row by row by these lanes, else by all."""
+def read(w: Warp, space: str | None, places: Places, lanes: Array | None = None) -> Array:
+    """A generic read of words [n, count], in the space if one is said; row by row by these lanes,
+    else by all."""
     if space == "local" and lanes is not None:
-        return local.read(w, at, size, lanes)
-    if _in_cluster(space, at):
-        return _load_cluster(w, at & 0xFFFFFFFF, size, lanes)
+        return local.read(w, places, lanes)
+    if _in_cluster(space, places.base):
+        return _load_cluster(w, places, lanes)
     if space in ("global", None):
-        buffer, off, index = w.cta.machine.memory.words(at, size)
-        touch(w, buffer.shadow, off[:, 0], at.shape[1] * size, "r", lanes)
-        return np.asarray(buffer.words[size][index])
-    offsets = own_offsets(w, at)
-    got = w.cta.shared.load(offsets, size)
-    touch(w, w.cta.shared.shadow, offsets[:, 0], at.shape[1] * size, "r", lanes)
+        buffer, places, index = w.cta.machine.memory.words(places)
+        touch(w, buffer.shadow, places, "r", lanes)
+        return np.asarray(buffer.words[places.size][index])
+    places = own_offsets(w, places)
+    got = w.cta.shared.load(places)
+    touch(w, w.cta.shared.shadow, places, "r", lanes)
     return got
 
 
 def write(
-    w: Warp, line: int, space: str | None, at: Array, data: Array, size: int,
-    lanes: Array | None = None,
-) -> None:  # fmt: skip
+    w: Warp, line: int, space: str | None, places: Places, data: Array, lanes: Array | None = None
+) -> None:
     """A generic write of words [n, count], as `read`."""
     if space == "local" and lanes is not None:
-        local.write(w, at, data, size, lanes)
-    elif _in_cluster(space, at):
-        _store_cluster(w, line, at & 0xFFFFFFFF, data, size, lanes)
+        local.write(w, places, data, lanes)
+    elif _in_cluster(space, places.base):
+        _store_cluster(w, line, places, data, lanes)
     elif space in ("global", None):
-        buffer, off, index = w.cta.machine.memory.words(at, size)
-        words = buffer.words[size]
-        same_value(w, at, data)
+        buffer, inside, index = w.cta.machine.memory.words(places)
+        words = buffer.words[places.size]
+        same_value(w, places, data)
         mode = "s" if all_of(words[index] == data) else "w"
         words[index] = data
-        touch(w, buffer.shadow, off[:, 0], at.shape[1] * size, mode, lanes)
+        touch(w, buffer.shadow, inside, mode, lanes)
     else:
-        write_shared(w, line, own_offsets(w, at), data, size, lanes)
+        write_shared(w, line, own_offsets(w, places), data, lanes)
 
 
 @operation(r"ld\.(local)(?:\.v([24]))?\.([busf])(8|16|32|64)")
@@ -168,34 +160,38 @@ def load(line: Line) -> Step:
     signed = line.match[3] == "s" and to > width  # PTX ISA 9.7.9.8: the sign fills the register
 
     def run(w: Warp) -> None:
-        lanes, at = addresses(w, address(w), count, size)
-        got = read(w, space, at, size, lanes)
+        lanes, places = placed(w, address(w), count, size)
+        got = read(w, space, places, lanes)
         if signed:
             got = got.view(f"i{size}").astype(f"i{to // 8}").view(DTYPES[to])
         if all_of(got == got[0]):
-            for i, slot in enumerate(slots):
-                w.put(slot, int(got[0, i]))
+            for slot, value in zip(slots, got[0].tolist(), strict=True):
+                w.put(slot, value)
             return
-        for i, slot in enumerate(slots):
-            if len(lanes) == LANES:
-                w.put(slot, got[:, i].astype(DTYPES[to]))
-                continue
-            full = np.zeros(LANES, DTYPES[to])
-            full[lanes] = got[:, i]
-            w.put(slot, full)
+        full = np.empty((count, LANES), DTYPES[to])
+        full[:, lanes if len(lanes) < LANES else slice(None)] = got.T
+        for slot, row in zip(slots, full, strict=True):
+            w.put(slot, row)
 
     return run
 
 
-def _load_cluster(w: Warp, at: Array, size: int, lanes: Array | None) -> Array:
+def _by_rank(places: Places) -> Iterator[tuple[int, Array, Places]]:
+    """Of places in the shared memory of a cluster: each CTA's, which they are, and offsets."""
+    first = places.first & 0xFFFFFFFF
+    ranks = first >> RANK_SHIFT
+    for rank in np.unique(ranks).tolist():
+        here = ranks == rank
+        yield rank, here, Places.of(first[here] & OFFSET_MASK, places.count, places.size)
+
+
+def _load_cluster(w: Warp, places: Places, lanes: Array | None) -> Array:
     """Reads of shared memory of any CTA of the cluster."""
-    out = np.zeros(at.shape, f"u{size}")
-    for rank in np.unique(at >> RANK_SHIFT).tolist():
-        here = (at >> RANK_SHIFT)[:, 0] == rank
+    out = np.zeros((len(places.first), places.count), f"u{places.size}")
+    for rank, here, inside in _by_rank(places):
         shared = w.cta.machine.peer(rank).shared
-        offsets = at[here] & OFFSET_MASK
-        out[here] = shared.load(offsets, size)
-        touch(w, shared.shadow, offsets[:, 0], offsets.shape[1] * size, "r", _some(lanes, here))
+        out[here] = shared.load(inside)
+        touch(w, shared.shadow, inside, "r", _some(lanes, here))
     return out
 
 
@@ -207,14 +203,15 @@ def _load_cluster(w: Warp, at: Array, size: int, lanes: Array | None) -> Array:
 def store(line: Line) -> Step:
     line.count(2)
     space, count, width = line.match[1], int(line.match[2] or 1), int(line.match[3])
-    values = line.readers(1, register_width(line, 1))
+    held = register_width(line, 1)
+    values = line.readers(1, held)
     if len(values) != count:
         raise line.refuse(f"stores {count} values from {len(values)} registers")
     address, size = line.address(0), width // 8
 
     def run(w: Warp) -> None:
-        lanes, at = addresses(w, address(w), count, size)
-        write(w, line.ins.line, space, at, columns(w, values, lanes), size, lanes)
+        lanes, places = placed(w, address(w), count, size)
+        write(w, line.ins.line, space, places, columns(w, values, lanes, held), lanes)
 
     return run
 
@@ -224,55 +221,47 @@ def _some(lanes: Array | None, here: Array) -> Array | None:
 
 
 def _store_cluster(
-    w: Warp, line: int, at: Array, data: Array, size: int, lanes: Array | None
+    w: Warp, line: int, places: Places, data: Array, lanes: Array | None
 ) -> None:
     """Writes into shared memory of any CTA of the cluster."""
-    ranks = (at >> RANK_SHIFT)[:, 0]
-    for rank in np.unique(ranks).tolist():
-        here = ranks == rank
+    for rank, here, inside in _by_rank(places):
         owner = w.cta.machine.peer(rank)
-        write_shared(w, line, at[here] & OFFSET_MASK, data[here], size, _some(lanes, here), owner)
+        write_shared(w, line, inside, data[here], _some(lanes, here), owner)
 
 
-def columns(w: Warp, values: list[Read], lanes: Array) -> Array:
-    out = np.empty((len(lanes), len(values)), np.uint64)
+def columns(w: Warp, values: list[Read], lanes: Array, width: int) -> Array:
+    """Registers of so many bits [lanes, values]."""
+    out = np.empty((len(values), len(lanes)), DTYPES[width])
     for i, value in enumerate(values):
         held = value(w)
-        if held.__class__ is np.ndarray and len(lanes) != LANES:
-            held = held[lanes]
-        out[:, i] = held
+        out[i] = held[lanes] if held.__class__ is np.ndarray and len(lanes) != LANES else held
     w.sure()
-    return out
+    return out.T
 
 
 def write_shared(
-    w: Warp,
-    line: int,
-    at: Array,
-    data: Array,
-    size: int,
-    lanes: Array | None = None,
+    w: Warp, line: int, places: Places, data: Array, lanes: Array | None = None,
     cta: Cta | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """A generic write of rows [n, count] to shared memory, of another CTA if one is given."""
     owner = cta or w.cta
-    index = owner.shared.index(at, size)
-    if not owner.shared.free(index, size):
-        w.cta.machine.hazard(line, owner.retire((at[..., None] + span(size)).ravel()))
-    same_value(w, at, data)
-    mode = "s" if owner.shared.store(at, index, data, size) else "w"
-    touch(w, owner.shared.shadow, at[:, 0], at.shape[1] * size, mode, lanes)
+    index = owner.shared.index(places)
+    if not owner.shared.free(index, places.size):
+        w.cta.machine.hazard(line, owner.retire(places.bytes.ravel()))
+    same_value(w, places, data)
+    mode = "s" if owner.shared.store(places, index, data) else "w"
+    touch(w, owner.shared.shadow, places, mode, lanes)
 
 
-def same_value(w: Warp, at: Array, data: Array) -> None:
+def same_value(w: Warp, places: Places, data: Array) -> None:
     """Lanes of one store that write the same place race, but with one value."""
-    spread = Spread.of(at[:, 0])
-    if len(spread.again) and (data[spread.before] != data[spread.again]).any():
+    before, again = places.spread.twice
+    if len(again) and (data[before] != data[again]).any():
         ins = w.cta.machine.module.code[w.at]
         w.cta.machine.hazard(
             ins.line,
             f"race: lanes of `{shorten(ins.text)}` write different values to the same bytes "
-            f"(0x{int(at[spread.again[0], 0]):X})",
+            f"(0x{int(places.first[again[0]]):X})",
         )
 
 

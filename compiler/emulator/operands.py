@@ -4,11 +4,9 @@
 modelled is an unknown instruction and not a silent one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -35,7 +33,8 @@ from ptxflow.compiler.emulator.parse import (
     Symbol,
     Vector,
 )
-from ptxflow.compiler.emulator.warp import Alone, Step, Warp, batches, picked
+from ptxflow.compiler.emulator.stretch import Alone, picked, stretches
+from ptxflow.compiler.emulator.warp import Step, Warp
 
 Read = Callable[[Warp], Value]
 Write = Callable[[Warp, Value], None]
@@ -70,8 +69,17 @@ class Program:
             code.append(Instruction("ret", (), None, line, "the end of the body"))
         self.coverage = Coverage.of(module.code)
         self.code = [build(i, ins, self) for i, ins in enumerate(module.code)]
-        self.batches = batches(self.alone, len(code))
+        heads = {target for ins in code for target in ins.targets}
+        self.stretches = stretches(self.alone, heads, len(code))
         self.defined = [0 if value is None else FULL for value in self.values]  # lanes, at first
+
+    def count_stretches(self) -> None:
+        """Add what ran at once to what was executed."""
+        hits = self.coverage.hits
+        for stretch in filter(None, self.stretches):
+            for at in range(stretch.at, stretch.at + stretch.count) if stretch.times else ():
+                hits[at] += stretch.times
+            stretch.times = 0
 
     def slot(self, operand: Operand, width: int) -> int:
         """Of a register, or of a number, as one that nobody writes; -1 of others."""
@@ -113,7 +121,11 @@ class Line:
         """The lanes in which the instruction's guard holds."""
         if self.ins.guard is None:
             raise self.refuse("has no guard")
-        return self.program.coverage.guard(self.index, self.reader(self.ins.guard, 1))
+        read = self.reader(replace(self.ins.guard, negated=False), 1)
+        negated = self.ins.guard.negated
+        return self.program.coverage.guard(
+            self.index, lambda w: w.lanes(read(w)) ^ w.mask if negated else w.lanes(read(w))
+        )
 
     def read(self, index: int, width: int) -> Read:
         return self.reader(self.operand(index), width)
@@ -135,10 +147,6 @@ class Line:
         reads = [self.read(i, bits) for i, bits in enumerate(sources, 1)]
         slots = tuple(self.program.slot(self.operand(i), n) for i, n in enumerate(sources, 1))
         pick, there = picked(slots), None
-        if -1 not in slots:
-            there = pick([FULL] * (max(slots) + 1))
-            if many and self.ins.guard is None and {width, *sources} == {32}:
-                self.program.alone[self.index] = Alone(self.ins.opcode, out, slots, compute)
 
         def run(w: Warp) -> None:
             if w.mask == FULL and pick(w.defined) == there and not w.halves and out not in w.flight:
@@ -147,7 +155,22 @@ class Line:
             else:
                 write(w, compute(*(read(w) for read in reads)))
 
+        alone = self.alone(run, out)
+        if -1 not in slots:
+            there = pick([FULL] * (max(slots) + 1))
+            alone.compute, alone.sources = compute, slots
+            alone.reads |= {*slots}
+            alone.many = many and {width, *sources} == {32}
         return run
+
+    def alone(self, step: Step, *outs: int) -> Alone:
+        """Note that the instruction, whose step it is, changes these registers alone."""
+        held = [*self.ins.operands[1:], self.ins.guard]
+        parts = [p for o in held for p in (o.items if isinstance(o, Vector) else (o,))]
+        reads = {p.slot for p in parts if isinstance(p, Register)}
+        alone = Alone(self.ins.opcode, outs, reads, step)
+        self.program.alone[self.index] = alone
+        return alone
 
     def immediate(self, index: int, what: str) -> int:
         """The value of an operand that must be an immediate: `what` it is."""
@@ -253,11 +276,30 @@ def build(index: int, ins: Instruction, program: Program) -> Step:
         raise PtxSyntaxError(f"line {ins.line}: unknown instruction `{ins.text}`")
     match, builder = found
     line = Line(ins, match, program, index)
-    step = program.coverage.watch(index, ins, builder(line))
-    step = program.coverage.boundaries.watch(index, program.module.code, step, line.reader)
-    if ins.guard is None or ins.opcode.split(".")[0] in BRANCHES:
-        return step
-    return guarded(step, line.guard())
+    step, code = builder(line), program.module.code
+    boundaries, alone = program.coverage.boundaries, program.alone.get(index)
+    notes = [*program.coverage.watch(index, ins), *boundaries.watch(index, code, line.reader)]
+    if notes:
+        step = noted(step, notes)
+    if ins.guard is not None and ins.opcode.split(".")[0] not in BRANCHES:
+        step = guarded(step, line.guard())
+        if alone:
+            alone.compute, alone.many = None, False
+            alone.reads |= {*alone.outs}
+    if alone:
+        alone.step, alone.notes = step, notes
+        alone.reads |= {*boundaries.registers(index, code)}
+    return step
+
+
+def noted(step: Step, notes: Sequence[Callable[[Warp], None]]) -> Step:
+    def run(w: Warp) -> Any:
+        result = step(w)
+        for note in notes:
+            note(w)
+        return result
+
+    return run
 
 
 @lru_cache(maxsize=4096)

@@ -1,8 +1,6 @@
 """cp.async.bulk without a tensor map: runs of bytes between global and shared memory, reductions
 of them, and prefetches, which have no effect that a program could see."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

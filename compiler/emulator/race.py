@@ -188,13 +188,14 @@ class Races:
             if have != had:
                 shadow.ids[granules] = have
             return
-        kinds = (ids.astype(np.int64) << 16 | (FULL if masks is None else masks)).tolist()
-        new, known = dict[int, int](), set[tuple[int, int]]()
-        for i, kind in enumerate(kinds):
-            if kind not in new:
-                history, mask, place = kind >> 16, kind & FULL, int(granules[i])
-                new[kind] = self._step(shadow, history, mask, access, clocks, place, lanes, known)
-        shadow.ids[granules] = [new[kind] for kind in kinds]
+        kinds = ids.astype(np.int64) << 16 | (FULL if masks is None else masks)
+        found, known = kinds.tolist(), set[tuple[int, int]]()
+        for kind in dict.fromkeys(found):
+            history, mask, place = kind >> 16, kind & FULL, int(granules[found.index(kind)])
+            new = self._step(shadow, history, mask, access, clocks, place, lanes, known)
+            if new != history:
+                ids[kinds == kind] = new
+        shadow.ids[granules] = ids
 
     def _step(
         self, shadow: Shadow, history: int, mask: int, access: Access, clocks: Actor, granule: int,

@@ -1,7 +1,5 @@
 """st.async: a warp's registers into a CTA of the cluster, its bytes counted on a barrier there."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.emulator.barrier import MBarrier

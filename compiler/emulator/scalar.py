@@ -4,8 +4,6 @@
 modulo 2^width.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value
+from ptxflow.compiler.emulator.lanes import DTYPES, Array, Value, broadcast
 from ptxflow.compiler.emulator.operands import MASKS, Line, negate, operation
 from ptxflow.compiler.emulator.parse import Register, Sink, Vector
 from ptxflow.compiler.emulator.warp import Step, Warp
@@ -42,20 +40,27 @@ def floats(value: Value) -> Array:
     return Warp.vector(value, 32).view(np.float32)
 
 
+def alike(a: Value, b: Value, width: int) -> tuple[Value, Value]:
+    """Two numbers or two vectors, with which numpy is quicker than with one of each."""
+    if a.__class__ is np.ndarray:
+        return a, (b if b.__class__ is np.ndarray else broadcast(b, width))
+    return (broadcast(a, width) if b.__class__ is np.ndarray else a), b
+
+
 _TWO: dict[str, Two] = {
     "add": operator.add, "sub": operator.sub, "mul.lo": operator.mul,
     "and": operator.and_, "or": operator.or_, "xor": operator.xor,
 }  # fmt: skip
 
 
-def _binary(line: Line, width: int, compute: Two, second: int = 0) -> Step:
+def _binary(line: Line, width: int, compute: Two) -> Step:
     mask = MASKS[width]
 
     def wrapped(a: Value, b: Value) -> Value:
-        out = compute(a, b)
+        out = compute(*alike(a, b, width))
         return out if out.__class__ is np.ndarray else out & mask
 
-    return line.result(width, (width, second or width), wrapped)
+    return line.result(width, (width, width), wrapped)
 
 
 @operation(r"(add|sub|mul\.lo)\.[us](16|32|64)")
@@ -66,7 +71,8 @@ def arithmetic(line: Line) -> Step:
 @operation(r"(and|or|xor)\.(b16|b32|b64|pred)")
 def logic(line: Line) -> Step:
     width = 1 if line.match[2] == "pred" else int(line.match[2][1:])
-    return line.result(width, (width, width), _TWO[line.match[1]])
+    compute = _TWO[line.match[1]]
+    return line.result(width, (width, width), lambda a, b: compute(*alike(a, b, width)))
 
 
 @operation(r"not\.(b16|b32|b64|pred)")
@@ -106,10 +112,11 @@ def shift(line: Line) -> Step:
         if not is_vector(b):
             if b >= width and not signed:
                 return 0
-            count = min(b, width - 1)
-            if direction == "shl":
-                return a << count
-            return to_unsigned(to_signed(a, width) >> count, width) if signed else a >> count
+            count: Value = min(b, width - 1)
+            if signed:
+                return to_unsigned(to_signed(a, width) >> count, width)
+            a, count = alike(a, count, width)
+            return a << count if direction == "shl" else a >> count
         counts = np.minimum(b, width - 1).astype(DTYPES[width])
         wide = np.asarray(a, DTYPES[width])
         if signed:
@@ -117,7 +124,11 @@ def shift(line: Line) -> Step:
         out = wide << counts if direction == "shl" else wide >> counts
         return np.where(np.asarray(b) >= width, DTYPES[width](0), out)
 
-    return _binary(line, width, compute, second=32)
+    def wrapped(a: Value, b: Value) -> Value:
+        out = compute(a, b)
+        return out if out.__class__ is np.ndarray else out & MASKS[width]
+
+    return line.result(width, (width, 32), wrapped)
 
 
 #: What a division by zero gives here. Its value is "unspecified, machine-specific" (PTX ISA
@@ -198,7 +209,9 @@ def mad(line: Line) -> Step:
     def compute(a: Value, b: Value, c: Value = 0) -> Value:
         if wide:
             a, b = _wide(a, is_signed, width), _wide(b, is_signed, width)
-        sum_of = a * b + c
+        a, b = alike(a, b, out)
+        sum_of, c = alike(a * b, c, out)
+        sum_of = sum_of + c
         return sum_of if sum_of.__class__ is np.ndarray else sum_of & MASKS[out]
 
     return line.result(out, (width, width, out)[: 2 + (line.match[1] == "mad")], compute)
@@ -286,6 +299,7 @@ def _unpack(line: Line, width: int) -> Step:
                     w.missing = whole | pair[i]
                 w.put(slot, to_unsigned(value >> (i * part) & MASKS[part], part))
 
+    line.alone(run, *(slot for slot in slots if slot is not None))
     return run
 
 
@@ -310,6 +324,7 @@ def _pack(line: Line, width: int) -> Step:
         else:
             write(w, out)
 
+    line.alone(run, slot)
     return run
 
 

@@ -1,7 +1,5 @@
 """Release and acquire: what CTAs released at words of memory, and who may see it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ptxflow.compiler.emulator.clocks import Clocks

@@ -4,8 +4,6 @@ A product runs, as late as is legal, when a commit of its thread lands: it reads
 and its accumulators are in flight until then.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -4,10 +4,8 @@ A load fills the whole box (zeros outside the tensor) and always counts all its 
 writes the part inside. The limits are those of cuTensorMapEncodeTiled.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -100,6 +98,24 @@ class TensorMap:
         for s, stride in zip(outer, self.view.strides, strict=False):
             first = np.add.outer(first, np.arange(s.start, s.stop) * stride).ravel()
         return granules(first, row.stop - row.start)
+
+    def rows(
+        self, column: int, rows: Array
+    ) -> tuple[tuple[Array, Array | None], Callable[[], Array]]:
+        """Rows [n] of a map of two dimensions, from a column on: the granules of what is inside the
+        tensor, and their chunks, when asked for."""
+        begin, (height, width) = column * self.element, self.view.shape
+        lo, hi = max(begin, 0), max(0, begin, min(begin + self.row_bytes, width))
+        there = np.flatnonzero((rows >= 0) & (rows < (height if lo < hi else 0)))
+
+        def fetch() -> Array:
+            out = np.zeros((len(rows), self.row_bytes), np.uint8)
+            out[there, lo - begin : hi - begin] = self.view[rows[there], lo:hi]
+            return out.reshape(-1, 16)
+
+        if not len(there):
+            return (there, None), fetch
+        return granules(self.offset + lo + self.view.strides[0] * rows[there], hi - lo), fetch
 
     def store(self, corner: Corner, chunks: Array) -> None:
         """Write the part of the box that is inside the tensor."""

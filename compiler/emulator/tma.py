@@ -1,7 +1,5 @@
 """TMA tensor copies: boxes of a tensor map to and from shared memory, reductions, prefetches."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -93,20 +91,14 @@ def gather(line: Line) -> Step:
         if tm.box[1] != 1:
             raise Fault(f"tile::gather4 by a tensor map with a box of {tm.box[1]} rows")
         column, *rows = map(signed, place)
-        corners = [(column, row) for row in rows]
-        read = [tm.granules(corner) for corner in corners if tm.inside(corner).any()]
-        reads = tm.shadow, np.concatenate([g for g, _ in read] or [np.empty(0, np.int64)]), None
-        if any(masks is not None for _, masks in read):
+        reads, fetch = tm.rows(column, np.array(rows))
+        if reads[1] is not None:
             raise Fault("tile::gather4 of part of 16 bytes at the tensor's edge: not modelled")
         chunks = box_chunks(at & OFFSET_MASK, ROWS, tm.row_bytes, tm.swizzle)
-        new = bulk.Load(at, chunks, ROWS * tm.bytes, reads, partial(_rows, tm, corners))
+        new = bulk.Load(at, chunks, ROWS * tm.bytes, (tm.shadow, *reads), fetch)
         bulk.load(w, line.ins.line, new, bar, [at >> RANK_SHIFT])
 
     return per_lane(one, address, map_at, barrier, *coordinates)
-
-
-def _rows(tm: TensorMap, corners: list[tuple[int, int]]) -> Array:
-    return np.concatenate([tm.load(corner) for corner in corners])
 
 
 @operation(

@@ -3,8 +3,6 @@
 A load reads at its wait::ld and a store writes at its wait::st, as late as is legal.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import lru_cache
 

@@ -14,7 +14,8 @@ from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.clocks import GENERIC
 from ptxflow.compiler.emulator.grid import Unit
 from ptxflow.compiler.emulator.lanes import Array
-from ptxflow.compiler.emulator.race import GRANULE, Access, Shadow, granules
+from ptxflow.compiler.emulator.memory import Places
+from ptxflow.compiler.emulator.race import GRANULE, Access, Shadow
 from ptxflow.compiler.emulator.warp import Warp
 
 
@@ -43,24 +44,26 @@ def stream(w: Warp, kind: str, lane: int = -1) -> Stream:
 
 
 def touch(
-    w: Warp, shadow: Shadow, first: Array, run: int, mode: str, lanes: Array | None = None
+    w: Warp, shadow: Shadow, places: Places, mode: str, lanes: Array | None = None
 ) -> None:
-    """A generic access: runs of `run` bytes at offsets `first`, each by one of `lanes` if given."""
+    """A generic access to offsets, each run by one of `lanes` if given."""
     banks = w.cta.machine.banks
     if banks is not None and shadow is w.cta.shared.shadow:
-        banks.add(first, run, lanes)
+        banks.add(places.first, places.count * places.size, lanes)
     if mode != "r":
         w.actor.unfenced[shadow.row] |= w.mask
     if not w.others or lanes is None:
-        _generic(w, shadow, first, run, mode, lanes, -1)
+        _generic(w, shadow, places, mode, lanes, -1)
         return
+    first = places.first
     for lane in np.unique(lanes).tolist():  # they have diverged: each on its own
         mine = lanes == lane
-        _generic(w, shadow, first[mine], run, mode, lanes[mine], lane)
+        own = Places.of(first[mine], places.count, places.size)
+        _generic(w, shadow, own, mode, lanes[mine], lane)
 
 
 def _generic(
-    w: Warp, shadow: Shadow, first: Array, run: int, mode: str, lanes: Array | None, lane: int
+    w: Warp, shadow: Shadow, places: Places, mode: str, lanes: Array | None, lane: int
 ) -> None:
     races, actor = w.cta.machine.races, w.actor
     segment = actor.segment if lane >= 0 else 0
@@ -70,18 +73,18 @@ def _generic(
     def touching(granule: int, mask: int) -> int:
         if lanes is None:
             return w.mask
-        at = first - granule * GRANULE
+        at, run = places.first - granule * GRANULE, places.count * places.size
         held = [b for b in range(GRANULE) if mask >> b & 1]
         here = [((at <= b) & (b < at + run)) for b in held]
         return sum(1 << i for i in set(lanes[np.any(here, axis=0)].tolist()))
 
-    races.touch(shadow, *granules(first, run), access, actor, w.at, touching)
+    races.touch(shadow, *places.granules(), access, actor, w.at, touching)
 
 
 def touch_bytes(w: Warp, shadow: Shadow, first: int, count: int, mode: str) -> None:
     """A generic access that is not data: no proxy fence has to follow it."""
     kept = w.actor.unfenced.copy()
-    touch(w, shadow, np.array([first]), count, mode)
+    touch(w, shadow, Places.alike(first, 1, count, 1), mode)
     w.actor.unfenced = kept
 
 

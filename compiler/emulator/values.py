@@ -6,11 +6,9 @@ model by up to 2^-13 of the sum of the products' magnitudes for each instruction
 are exact.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
-from ptxflow.compiler.emulator.lanes import Array
+from ptxflow.compiler.emulator.lanes import Array, any_of, constant
 
 
 def half_bits(value: Array, bfloat16: bool) -> Array:
@@ -23,9 +21,10 @@ def half_bits(value: Array, bfloat16: bool) -> Array:
 def bfloat16_words(value: Array) -> Array:
     """float32 rounded to nearest even bfloat16, whose 16 bits are the low ones of uint32."""
     word = value.view(np.uint32)
-    rounded = (word + ((word >> 16 & 1) + np.uint32(0x7FFF))) >> 16
+    one, half, below = (constant(c, "u4", word.shape[-1]) for c in (1, 16, 0x7FFF))
+    rounded = (word + ((word >> half & one) + below)) >> half
     nan = np.isnan(value)
-    return np.where(nan, np.uint32(0x7FFF), rounded) if nan.any() else rounded
+    return np.where(nan, np.uint32(0x7FFF), rounded) if any_of(nan) else rounded
 
 
 def to_bfloat16(value: Array) -> Array:

@@ -5,12 +5,8 @@ A register holds one Python number while all its defined lanes agree, a vector o
 with the lowest program counter that can go on runs first, and meets the others where they stand.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +14,9 @@ from ptxflow.compiler.emulator.clocks import WARP, Actor
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.grid import Cta, Landing, Owner
 from ptxflow.compiler.emulator.lanes import FULL, Array, Value, broadcast, lanes_in, mask_of
+from ptxflow.compiler.emulator.stretch import Stretch
 
 END = 1 << 60
-LEAST = 2  # instructions that run at once, in the mean, for a batch to pay
 
 
 @dataclass
@@ -50,68 +46,6 @@ class Fragment:
 Step = Callable[["Warp"], "Wait | None"]
 
 
-class Alone(NamedTuple):
-    """An instruction that changes a register alone: `compute`, the same for all of an `opcode`, of
-    `sources` [32] or of many [n, 32]."""
-
-    opcode: str
-    out: int
-    sources: tuple[int, ...]
-    compute: Callable[..., Value]
-
-
-def picked(slots: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
-    """What a register file has there: a tuple, or a list of one."""
-    return itemgetter(*slots) if len(slots) > 1 else itemgetter(slice(slots[0], slots[0] + 1))
-
-
-class Batch:
-    """Such instructions that follow one another. Each runs in the first turn in which what it reads
-    is written and what it writes is read; those of an opcode in one turn run at once."""
-
-    def __init__(self, members: Sequence[Alone]):
-        turns = dict[tuple[int, str, int], list[Alone]]()
-        written, read, needed = dict[int, int](), dict[int, int](), set[int]()  # behind which turn
-        for m in members:
-            turn = max(read.get(m.out, 0), *(written.get(s, 0) for s in (*m.sources, m.out)))
-            turns.setdefault((turn, m.opcode, len(m.sources)), []).append(m)
-            needed |= {*m.sources} - written.keys()
-            read |= {s: max(turn + 1, read.get(s, 0)) for s in m.sources}
-            written[m.out] = turn + 1
-        self.count, self.outs = len(members), written.keys()
-        self.groups = [turns[place] for place in sorted(turns)]
-        self.needed = picked(sorted(needed))
-        self.there = self.needed([FULL] * (max(needed) + 1))
-
-    def run(self, w: Warp) -> bool:
-        """In all lanes, if these have what is read, and nobody else writes what is written."""
-        there = w.mask == FULL and not w.halves and self.needed(w.defined) == self.there
-        if not there or not self.outs.isdisjoint(w.flight):
-            return False
-        for group in self.groups:
-            sources = (
-                np.concatenate([w.vector(w.regs[slot], 32) for slot in slots])
-                for slots in zip(*(m.sources for m in group), strict=True)
-            )
-            found = group[0].compute(*(words.reshape(len(group), -1) for words in sources))
-            for member, row in zip(group, found, strict=True):
-                w.regs[member.out] = row
-                w.defined[member.out] = FULL
-        w.pc += self.count
-        return True
-
-
-def batches(alone: Mapping[int, Alone], count: int) -> list[Batch | None]:
-    """By the index of their first instruction, of so many."""
-    out: list[Batch | None] = [None] * count
-    ends = [i for i in range(count + 1) if i not in alone]
-    for before, end in zip([-1, *ends], ends, strict=False):
-        batch = Batch([alone[i] for i in range(before + 1, end)]) if end > before + 1 else None
-        if batch and batch.count >= LEAST * len(batch.groups):
-            out[before + 1] = batch
-    return out
-
-
 class Warp(Owner):
     """One warp's registers and control state. `at` is the instruction being executed."""
 
@@ -119,7 +53,7 @@ class Warp(Owner):
         super().__init__()
         p, self.cta, self.index = cta.machine.program, cta, index
         self.code: list[Step] = p.code
-        self.batches: list[Batch | None] = p.batches
+        self.stretches: list[Stretch | None] = p.stretches
         self.widths, self.regs, self.defined = p.widths, p.values.copy(), p.defined.copy()
         self.flight: dict[int, str] = {}  # register slot -> what is to write it
         self.halves: dict[int, tuple[int, int]] = {}  # of registers: lanes with one undefined
@@ -130,6 +64,7 @@ class Warp(Owner):
         self.others: list[Fragment] = []
         self.wait: Wait | None = None
         self.limit = END
+        self.ahead = 0  # instructions that it executed beyond its turn
         self.done = False
         self.missing = self.missing_slot = 0  # lanes whose operands are not defined, one register
         self.trips: dict[int, int] = {}  # by backward branch: how often taken in a row
@@ -300,29 +235,29 @@ class Warp(Owner):
         return bool(self.others) and self._switch(keep=True)
 
     def run(self, budget: int) -> int:
-        """Execute until every fragment waits or the budget is spent; instructions executed."""
-        code, hits = self.code, self.cta.machine.coverage.hits
-        count = 0
+        """Execute until every fragment waits or the budget is spent; instructions executed. A
+        stretch, of which nobody else sees anything, may begin in one turn and count in the next."""
+        code, stretches, hits = self.code, self.stretches, self.cta.machine.coverage.hits
+        count, self.ahead = self.ahead, 0
         while count < budget:
             if self.pc >= self.limit:
                 self._meet()
-            self.at = self.pc
-            batch = self.batches[self.at]
-            if batch and count + batch.count <= budget and batch.run(self):
-                for at in range(self.at, self.pc):
-                    hits[at] += 1
-                count += batch.count
+            self.at = at = self.pc
+            stretch = stretches[at]
+            if stretch and stretch.run(self):
+                count += stretch.count
                 continue
-            self.pc += 1
+            self.pc = at + 1
             self.missing = 0
-            hits[self.at] += 1
+            hits[at] += 1
             count += 1
-            wait = code[self.at](self)
+            wait = code[at](self)
             if wait is not None:
                 self.wait = wait
                 if self.done or not self._switch(keep=True):
                     break
-        return count
+        self.ahead = max(count - budget, 0)
+        return count - self.ahead
 
     def stands(self) -> list[tuple[int, int, str]]:
         """(instruction, lanes, what it waits for) of every fragment, for a deadlock report."""
@@ -340,4 +275,4 @@ class Warp(Owner):
         """An asynchronous operation of the instruction that runs: see Landing."""
         machine = self.cta.machine
         ins = machine.module.code[self.at]
-        machine.landings.append(Landing(str(self), ins, ctas, land, thread))
+        machine.landings.append(Landing(self, ins, ctas, land, thread))

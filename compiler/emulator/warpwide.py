@@ -1,7 +1,5 @@
 """What the lanes of a warp do together: shuffles, votes, reductions, matrices, mma.sync."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache, partial
 from functools import reduce as reduce_by
@@ -12,6 +10,7 @@ import numpy as np
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.formats import extreme
 from ptxflow.compiler.emulator.lanes import COMBINE, FULL, LANES, Array, all_of, lanes_in
+from ptxflow.compiler.emulator.memory import Places
 from ptxflow.compiler.emulator.moves import own_offsets, write_shared
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.parse import Pair, Sink
@@ -89,6 +88,7 @@ def shuffle(line: Line) -> Step:
         if inside_slot is not None:
             w.put(inside_slot, inside)
 
+    line.alone(run, slot, *(() if inside_slot is None else (inside_slot,)))
     return run
 
 
@@ -104,6 +104,7 @@ def vote(line: Line) -> Step:
         lanes = w.lanes(predicate(w))
         write(w, lanes if kind == "ballot" else lanes == w.mask if kind == "all" else lanes != 0)
 
+    line.alone(run, line.register(line.operand(0), 32 if kind == "ballot" else 1).slot)
     return run
 
 
@@ -176,14 +177,13 @@ def match_lanes(line: Line) -> Step:
 # -- matrices of 8 x 8 16-bit elements ------------------------------------------------------------
 
 
-def _row_addresses(w: Warp, address: Any, matrices: int) -> Array:
-    """Shared offsets of the rows' words [matrices * 8, 4]: lane 8j + r has matrix j's row r."""
+def _rows(w: Warp, address: Any, matrices: int) -> Places:
+    """Shared offsets of the rows of four words: lane 8j + r has matrix j's row r."""
     w.sure()
-    at = w.vector(address, 32).astype(np.int64)[: 8 * matrices]
-    if (at % 16).any():
-        raise Fault(f"a row address 0x{int(at[0]):X} is not a multiple of 16")
-    words: Array = own_offsets(w, at)[:, None] + np.arange(4) * 4
-    return words
+    rows = Places.of(w.vector(address, 32)[: 8 * matrices].astype(np.int64), 4, 4)
+    if not rows.aligned(16):
+        raise Fault(f"a row address 0x{rows.base:X} is not a multiple of 16")
+    return own_offsets(w, rows)
 
 
 def transposed(words: Array) -> Array:
@@ -205,7 +205,7 @@ def store_matrix(line: Line) -> Step:
         w.converged()
         words = np.stack([w.vector(v(w), 32) for v in values]).astype(np.uint32)
         rows = (transposed(words) if flip else words).reshape(len(values) * 8, 4)
-        write_shared(w, line.ins.line, _row_addresses(w, address(w), len(values)), rows, 4)
+        write_shared(w, line.ins.line, _rows(w, address(w), len(values)), rows)
 
     return run
 
@@ -221,6 +221,7 @@ def move_matrix(line: Line) -> Step:
         words = w.vector(value(w), 32).astype(np.uint32)[None]
         w.put(slot, transposed(words)[0])
 
+    line.alone(run, slot)
     return run
 
 
@@ -237,9 +238,9 @@ def load_matrix(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         w.converged()
-        at = _row_addresses(w, address(w), len(slots))
-        rows = w.cta.shared.load(at, 4)
-        touch(w, w.cta.shared.shadow, at[:, 0], 16, "r")
+        at = _rows(w, address(w), len(slots))
+        rows = w.cta.shared.load(at)
+        touch(w, w.cta.shared.shadow, at, "r")
         words = rows.reshape(len(slots), 32)
         for slot, row in zip(slots, transposed(words) if flip else words, strict=True):
             w.put(slot, row)
@@ -310,4 +311,5 @@ def multiply(line: Line) -> Step:
         for slot, row in zip(slots, out.view(np.uint32), strict=True):
             w.put(slot, row)
 
+    line.alone(run, *slots)
     return run

@@ -4,8 +4,6 @@ The four warps issue each product on their own; it runs, as late as is legal, wh
 it, and needs all four to have issued it. Accumulators in flight can be neither read nor written.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import lru_cache
 

@@ -4,11 +4,10 @@ The ISA leaves open which lane holds which element. Here each holds a run of the
 order, so a kernel that relies on a layout of the hardware computes something else.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptxflow.compiler.emulator.lanes import LANES, Array
+from ptxflow.compiler.emulator.memory import Places
 from ptxflow.compiler.emulator.moves import read, write
 from ptxflow.compiler.emulator.operands import Line, Read, operation, uniform
 from ptxflow.compiler.emulator.values import decode, half_bits
@@ -52,7 +51,7 @@ def load(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         w.converged()
-        got = read(w, space, at(w).reshape(-1, 1), size)
+        got = read(w, space, Places.of(at(w).ravel(), 1, size))
         held = np.ascontiguousarray(got).reshape(-1).view(np.uint32).reshape(LANES, run_length)
         for i, slot in enumerate(slots):
             w.put(slot, np.ascontiguousarray(held[:, i % run_length]))
@@ -69,7 +68,8 @@ def store(line: Line) -> Step:
     def run(w: Warp) -> None:
         w.converged()
         data = _registers(w, values).reshape(-1).view(f"u{size}")
-        write(w, line.ins.line, line.match[3], at(w).reshape(-1, 1), data.reshape(-1, 1), size)
+        places = Places.of(at(w).ravel(), 1, size)
+        write(w, line.ins.line, line.match[3], places, data.reshape(-1, 1))
 
     return run
 

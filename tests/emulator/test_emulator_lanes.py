@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ptxflow.compiler.emulator import Fault, from_bfloat16, to_bfloat16, warp
-from ptxflow.compiler.emulator.warp import Batch, Warp
+from ptxflow.compiler.emulator import Fault, from_bfloat16, to_bfloat16
+from ptxflow.compiler.emulator.stretch import Stretch
+from ptxflow.compiler.emulator.warp import Warp
 
 Snippet = Callable[..., NDArray[np.uint32]]
 T = np.arange(32, dtype=np.uint64)
@@ -67,7 +68,6 @@ def test_instructions_at_once_do_what_they_do_in_turn(
     snippet: Snippet, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever they read and write of each other's registers."""
-    monkeypatch.setattr(warp, "LEAST", 1)  # few of these stand apart
     rng = np.random.default_rng(seed)
     lines = ["cvt.rn.f32.u32 %f0, %t;", *(f"mov.f32 %f{i}, 0f3F{i}00000;" for i in range(1, 6))]
     for _ in range(80):
@@ -75,16 +75,16 @@ def test_instructions_at_once_do_what_they_do_in_turn(
         name, count = [("add.f32", 2), ("mul.f32", 2), ("fma.rn.f32", 3)][rng.integers(3)]
         lines.append(f"{name} %f{out}, {', '.join(f'%f{i}' for i in read[:count])};")
     stores = [f"mov.b32 %r3, %f{i};\n st.global.u32 [%at+{128 * i}], %r3;" for i in range(6)]
-    body, ran, run = "\n".join(lines + stores), list[bool](), Batch.run
+    body, ran, run = "\n".join(lines + stores), list[bool](), Stretch.run
 
-    def watched(batch: Batch, w: Warp) -> bool:
-        ran.append(run(batch, w))
+    def watched(stretch: Stretch, w: Warp) -> bool:
+        ran.append(run(stretch, w))
         return ran[-1]
 
-    monkeypatch.setattr(Batch, "run", watched)
+    monkeypatch.setattr(Stretch, "run", watched)
     at_once = snippet(body, words=192)
     assert any(ran)
-    monkeypatch.setattr(Batch, "run", lambda b, w: False)
+    monkeypatch.setattr(Stretch, "run", lambda s, w: False)
     assert at_once.tolist() == snippet(body, words=192).tolist()
 
 
