@@ -4,8 +4,6 @@ A release leaves what its warp knows at the address; an acquire of it learns tha
 the other's scope. A relaxed access does the same together with a fence on its side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +55,7 @@ class Order:
     space: str
 
     @staticmethod
-    def of(line: Line, modifiers: str) -> Order:
+    def of(line: Line, modifiers: str) -> "Order":
         given = [m for m in modifiers.split(".") if m]
         order = [m for m in given if m in _ORDERS]
         scope = [m for m in given if m in _SCOPES]

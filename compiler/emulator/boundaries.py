@@ -4,8 +4,6 @@ What a comparison by one more or one less would change lies there. A comparison 
 several conditions counts where the others hold.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,7 +85,7 @@ class Boundaries:
     at: dict[int, list[Bound]] = field(default_factory=dict)
 
     @staticmethod
-    def of(code: Sequence[Instruction], fixed: frozenset[int]) -> Boundaries:
+    def of(code: Sequence[Instruction], fixed: frozenset[int]) -> "Boundaries":
         out = Boundaries()
         for bound in bounds_of(code):
             if bound.index not in fixed:
@@ -137,14 +135,14 @@ class Boundaries:
 
         return note
 
-    def take(self) -> Boundaries:
+    def take(self) -> "Boundaries":
         """What was met so far, which is forgotten here."""
         out = Boundaries({i: replace(met) for i, met in self.met.items()}, self.at)
         for met in self.met.values():
             met.below = met.above = None
         return out
 
-    def add(self, other: Boundaries) -> None:
+    def add(self, other: "Boundaries") -> None:
         """What a run of a text with the same skeleton met."""
         for i, found in other.met.items():
             self.met[i].add(found.below, found.above)

@@ -6,8 +6,6 @@ table has a row of clocks for each proxy that an access may use, and one for wha
 arrival hands on (PTX ISA 8.9 and 9.7.13.4).
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -39,10 +37,10 @@ class Clocks:
             more = np.zeros((ROWS, self.first - agent), np.int32)
             self.first, self.rows = agent, np.concatenate([more, self.rows], axis=1)
 
-    def copy(self) -> Clocks:
+    def copy(self) -> "Clocks":
         return Clocks(self.rows.copy(), self.first)
 
-    def join(self, other: Clocks) -> None:
+    def join(self, other: "Clocks") -> None:
         """Learn what the other knows."""
         count = other.rows.shape[1]
         if not count:
@@ -56,7 +54,7 @@ class Clocks:
         mine = self.rows[:, at : at + count]
         np.maximum(mine, other.rows, out=mine)
 
-    def handed(self) -> Clocks:
+    def handed(self) -> "Clocks":
         """What a relaxed arrival hands on: completed asynchronous accesses, published barriers."""
         out = np.zeros_like(self.rows)
         out[HANDED] = self.rows[HANDED]

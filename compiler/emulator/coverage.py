@@ -4,8 +4,6 @@ Kernels that differ in numbers alone have the same instructions at the same plac
 runs of one covered counts for the other: see `skeleton`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,7 +88,7 @@ class Coverage:
     boundaries: Boundaries = field(default_factory=Boundaries)
 
     @staticmethod
-    def of(code: Sequence[Instruction]) -> Coverage:
+    def of(code: Sequence[Instruction]) -> "Coverage":
         fixed = frozenset(_fixed(code))
         return Coverage(code, [0] * len(code), fixed=fixed, boundaries=Boundaries.of(code, fixed))
 
@@ -168,7 +166,7 @@ class Coverage:
 
     # -- what there is --------------------------------------------------------------------------
 
-    def take(self) -> Coverage:
+    def take(self) -> "Coverage":
         """What was covered so far, which is forgotten here."""
         trips = {i: set(counts) for i, counts in self.trips.items()}
         out = replace(
@@ -182,7 +180,7 @@ class Coverage:
             counts.clear()
         return out
 
-    def add(self, other: Coverage) -> None:
+    def add(self, other: "Coverage") -> None:
         """What a run of a text with the same skeleton covered."""
         if len(self.hits) != len(other.hits):
             raise ValueError(f"{len(self.hits)} instructions, {len(other.hits)} covered")

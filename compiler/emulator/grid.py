@@ -1,7 +1,5 @@
 """What instructions see of a launch: memories, the CTAs of a cluster, work in flight, hazards."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -78,7 +76,7 @@ class Report:
     hazards: dict[str, int] = field(default_factory=dict)
     coverage: dict[str, Coverage] = field(default_factory=dict)
 
-    def add(self, other: Report) -> None:
+    def add(self, other: "Report") -> None:
         self.instructions += other.instructions
         self.clusters += other.clusters
         for text, times in other.hazards.items():
@@ -95,13 +93,13 @@ class Report:
 class Cta(Owner):
     """One CTA of the cluster."""
 
-    machine: Grid
+    machine: "Grid"
     rank: int
     cluster: int
     place: tuple[int, int, int]  # in the grid
     index: int  # counted along x, then y, then z
 
-    def __init__(self, machine: Grid, rank: int, cluster: int):
+    def __init__(self, machine: "Grid", rank: int, cluster: int):
         super().__init__()
         self.machine, self.rank, self.cluster = machine, rank, cluster
         inside, outside = unravel(rank, machine.launch.cluster), unravel(cluster, machine.clusters)

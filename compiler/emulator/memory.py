@@ -5,8 +5,6 @@ CTA's own window starts with 1 KiB that is reserved. Every shared byte has a sta
 of what was never written, or is still to land, is a fault.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -85,13 +83,13 @@ class Places:
     spread: Spread
 
     @staticmethod
-    def of(first: Array, count: int, size: int) -> Places:
+    def of(first: Array, count: int, size: int) -> "Places":
         """At addresses [n] int64."""
         base = int(first[0])
         return Places(base, count, size, _spread((first - base).tobytes(), count, size))
 
     @staticmethod
-    def alike(base: int, lanes: int, count: int, size: int) -> Places:
+    def alike(base: int, lanes: int, count: int, size: int) -> "Places":
         """As many at one address."""
         return Places(base, count, size, _spread(bytes(8 * lanes), count, size))
 
@@ -118,7 +116,7 @@ class Places:
         """Whether the addresses are all multiples of a power of two."""
         return not (self.base | self.spread.bits) & size - 1
 
-    def moved(self, by: int) -> Places:
+    def moved(self, by: int) -> "Places":
         return Places(self.base + by, self.count, self.size, self.spread)
 
     def elements(self) -> Array:

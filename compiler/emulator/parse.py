@@ -4,8 +4,6 @@ Registers are resolved to slots and labels to instruction indices, both by lexic
 the machine never sees a name. Anything that is not understood is an error with its line.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
@@ -68,15 +66,15 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Vector:
-    items: tuple[Operand, ...]
+    items: tuple["Operand", ...]
 
 
 @dataclass(frozen=True)
 class Pair:
     """`a|b`."""
 
-    first: Operand
-    second: Operand
+    first: "Operand"
+    second: "Operand"
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class Sink:
 class Address:
     """`[base+offset]` or `[base, {coordinates}]`."""
 
-    base: Operand
+    base: "Operand"
     offset: int = 0
     coordinates: Vector | None = None
 
@@ -174,7 +172,7 @@ def split(text: str, separator: str = ",") -> list[str]:
 
 
 class _Scope:
-    def __init__(self, outer: _Scope | None):
+    def __init__(self, outer: "_Scope | None"):
         self.outer = outer
         self.registers: dict[str, Register] = {}
         self.labels: dict[str, int] = {}

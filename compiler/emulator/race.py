@@ -5,8 +5,6 @@ a later one must come after, each with the bytes of the granule that it touched.
 interned, so that an access checks each kind of granule that it meets once, however many there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -61,9 +59,9 @@ class Access:
     who: tuple[int, int]  # CTA of the grid, warp
     lane: int = -1
     segment: int = 0
-    log: list[tuple[Shadow, int, Array, Array | None]] = field(default_factory=list)
+    log: list[tuple["Shadow", int, Array, Array | None]] = field(default_factory=list)
 
-    def statement(self, shadow: Shadow, granule: int, mask: int) -> int | None:
+    def statement(self, shadow: "Shadow", granule: int, mask: int) -> int | None:
         """The last that touched some bytes of a granule; None where nobody knows any more."""
         for held, at, granules, masks in reversed(self.log):
             here = granules == granule

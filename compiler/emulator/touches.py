@@ -4,8 +4,6 @@ Generic accesses belong to the warp (to single lanes while it is diverged); asyn
 stream whose completion somebody must learn of.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -6,8 +6,6 @@ and, when updates are there too, X^T K, which is added to the state in registers
 chunk do to each other is as by mma.sync.
 """
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy

@@ -3,8 +3,6 @@
 None of it depends on the state, so it is done while main warps work on the chunk before.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

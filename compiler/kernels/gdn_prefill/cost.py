@@ -4,8 +4,6 @@ A sequence is one chain of chunks: a chunk takes the longer of what a main warp 
 for it, and the tensor cores' time of all. Sequences are taken to be of equal length.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ in X^T K, whose sums are the state itself. S Q^T is on its way while updates are
 outputs are. What tokens of a chunk do to each other is as by mma.sync.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ptxflow.compiler.atoms import at

@@ -6,8 +6,6 @@ MMA, so that what one leaves in registers is an operand of the next: S K^T and S
 updates X^T, then the output and the new state.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ptxflow.compiler.atoms import at

@@ -4,8 +4,6 @@ What helpers of a single kernel hand over in shared memory is a packet in the wo
 each value head of a chunk: blocks as lanes hold them for an MMA, then the arrays of gates.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -5,8 +5,6 @@ A state is [value, key] in float32, both of `head_size`; value head n reads quer
 n // (num_v_heads / num_q_heads).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from ptxflow.compiler.kernels.gdn_decode.problem import SHARING, refused_heads

@@ -6,8 +6,6 @@ out_t = scale (2^G_t S q_t + sum over s <= t of 2^(G_t - G_s) (k_s q_t) x_s), an
 2^G S + sum of 2^(G - G_t) x_t k_t^T. All exponents are at most 0.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 from ptxflow.compiler.device import Device

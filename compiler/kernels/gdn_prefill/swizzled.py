@@ -1,7 +1,5 @@
 """Rings of queries and keys as wgmma and tcgen05 read them: columns in blocks of 128 bytes."""
 
-from __future__ import annotations
-
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
