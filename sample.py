@@ -29,8 +29,6 @@ examples:
 exit code: 0 done, 1 a kernel was refused or is wrong, 2 bad input, no GPU or a full disk
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os
@@ -257,7 +255,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if result.refused or any(s.wrong for s in result.samples) else 0
 
 
-def run_library(args: argparse.Namespace, definition: Definition, device: Device) -> int:
+def run_library(args: argparse.Namespace, definition: "Definition", device: "Device") -> int:
     """As `run`, for ranges of sizes."""
     from ptxflow.compiler.backend import ptxas
     from ptxflow.eval.sample.ranges import find_ranges
@@ -286,11 +284,11 @@ def run_library(args: argparse.Namespace, definition: Definition, device: Device
 
 def sample_kernels(
     args: argparse.Namespace,
-    definition: Definition,
+    definition: "Definition",
     axes: dict[str, int],
-    space: Space | RelationSpace,
-    gpu: GpuInfo | None,
-) -> Run:
+    space: "Space | RelationSpace",
+    gpu: "GpuInfo | None",
+) -> "Run":
     """Choose strategies, compile and rank them; imports torch, seconds after what was asked for is
     known to make sense. Of a space that is not listed only draws of the policy are scored, and what
     a search of the reward finds."""
@@ -334,7 +332,7 @@ def sample_kernels(
     )  # fmt: skip
 
 
-def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
+def choose_axes(definition: "Definition", texts: Sequence[str]) -> dict[str, int]:
     """The variable axes, as given or by default; says so where it is the default."""
     from ptxflow.env.tasks.arguments import UsageError, parse_axes
     from ptxflow.env.tasks.definition import DefinitionError
@@ -358,7 +356,7 @@ def choose_axes(definition: Definition, texts: Sequence[str]) -> dict[str, int]:
     return {name: bound[name] for name in definition.var_axes}
 
 
-def choose_gpu(measure: str, device: str) -> GpuInfo | None:
+def choose_gpu(measure: str, device: str) -> "GpuInfo | None":
     """The GPU to measure on, or None; `yes` insists on one that runs the device's code."""
     from ptxflow.compiler.backend.runtime import GpuInfo, RuntimeUnavailable, gpu_info, require_gpu
     from ptxflow.compiler.device import DEVICES
@@ -381,7 +379,7 @@ def choose_gpu(measure: str, device: str) -> GpuInfo | None:
     return info if info.kind == device else None
 
 
-def write(result: Run, definition: Definition, folder: Path) -> None:
+def write(result: "Run", definition: "Definition", folder: Path) -> None:
     """All files; the Solution is of the best kernel that is not known to be wrong."""
     from ptxflow.compiler.library.member import single
     from ptxflow.eval.sample.report import write_run
@@ -396,7 +394,7 @@ def write(result: Run, definition: Definition, folder: Path) -> None:
     write_run(result, folder, made)
 
 
-def report(result: Run, out: Path) -> None:
+def report(result: "Run", out: Path) -> None:
     from ptxflow.eval.sample.report import sample_table
 
     print(f"{result.title}: {len(result.samples)} kernels, ranked by {result.ranked_by}")

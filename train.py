@@ -1,8 +1,6 @@
 #!/usr/bin/env python
 """Train the policy that proposes kernel strategies; `python train.py --help` explains."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -87,7 +85,7 @@ def new_settings(args: argparse.Namespace) -> Settings:
     )
 
 
-def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None]:
+def prepare(args: argparse.Namespace) -> "tuple[Path, Settings, Checkpoint | None]":
     """Where the run lives, what it is, and the state it goes on from."""
     from ptxflow.env.tasks.spaces import cores
 
@@ -119,7 +117,7 @@ def prepare(args: argparse.Namespace) -> tuple[Path, Settings, Checkpoint | None
     return folder, new_settings(args), None
 
 
-def places_of(settings: Settings) -> list[Device]:
+def places_of(settings: Settings) -> "list[Device]":
     """The device of a run, or the named ones where it is for any."""
     from ptxflow.compiler.device import DEVICES, device
 
@@ -128,7 +126,7 @@ def places_of(settings: Settings) -> list[Device]:
     return [d for d in DEVICES.values() if d.name != settings.without]
 
 
-def streams(settings: Settings, members: Sequence[Member]) -> dict[str, Stream]:
+def streams(settings: Settings, members: "Sequence[Member]") -> "dict[str, Stream]":
     """By family where the workloads of a run with --preset shapes are drawn from."""
     from ptxflow.env.tasks.shapes import Stream
     from ptxflow.env.tasks.training_set import PRESETS
@@ -143,7 +141,7 @@ def streams(settings: Settings, members: Sequence[Member]) -> dict[str, Stream]:
     return {name: Stream(name, *options) for name in families}
 
 
-def source(settings: Settings) -> tuple[Reward, Settings]:
+def source(settings: Settings) -> "tuple[Reward, Settings]":
     """The reward, and the settings with the digests of the files it was read from."""
     from ptxflow.env.reward_source import build
 
@@ -175,15 +173,15 @@ def begun_with(settings: Settings) -> dict[str, Any]:
 class Workloads:
     """The workloads of a run and their spaces, one for one."""
 
-    members: list[Member]
-    spaces: list[Space | RelationSpace]
+    members: "list[Member]"
+    spaces: "list[Space | RelationSpace]"
 
-    def of(self, *kinds: str) -> list[Space | RelationSpace]:
+    def of(self, *kinds: str) -> "list[Space | RelationSpace]":
         """The spaces of these kinds."""
         return [s for m, s in zip(self.members, self.spaces, strict=True) if m.kind in kinds]
 
 
-def judged(members: Sequence[Member]) -> set[int]:
+def judged(members: "Sequence[Member]") -> set[int]:
     """Places of the workloads whose strategies are listed, so that distances are exact: those never
     trained, and JUDGED of each family's others, evenly."""
     out = {i for i, m in enumerate(members) if m.kind != "trained"}
@@ -193,7 +191,7 @@ def judged(members: Sequence[Member]) -> set[int]:
     return out
 
 
-def workloads(settings: Settings, reward: CachedReward) -> Workloads:
+def workloads(settings: Settings, reward: "CachedReward") -> Workloads:
     """What is trained, held out, and of unseen shapes; BadInput where something is unknown."""
     from ptxflow.env.tasks.spaces import cores, spaces_of
     from ptxflow.env.tasks.training_set import PRESETS, members
@@ -221,7 +219,7 @@ def workloads(settings: Settings, reward: CachedReward) -> Workloads:
 
 
 def drawn_workloads(
-    settings: Settings, members: Sequence[Member], reward: CachedReward
+    settings: Settings, members: "Sequence[Member]", reward: "CachedReward"
 ) -> Workloads:
     """Of a run with --preset shapes: those drawn first, and its held-out ones, each on one of the
     run's devices in turn."""
@@ -248,7 +246,7 @@ def drawn_workloads(
     return Workloads([m for m, _ in kept], [s for _, s in kept])
 
 
-def live_measuring(folder: Path, settings: Settings, tasks: Workloads, reward: Reward) -> Live:
+def live_measuring(folder: Path, settings: Settings, tasks: Workloads, reward: "Reward") -> "Live":
     """The measuring of a run with --measure; BadInput where this machine cannot do it."""
     from ptxflow.compiler.backend.runtime import RuntimeUnavailable
     from ptxflow.compiler.device import device
@@ -270,7 +268,7 @@ def live_measuring(folder: Path, settings: Settings, tasks: Workloads, reward: R
     return Live(definitions, tasks.of("trained"), path, CachedReward(fallback), files, gpus)
 
 
-def measure_round(run: Run, live: Live) -> None:
+def measure_round(run: "Run", live: "Live") -> None:
     """Measure what the policy samples for some workloads, and train on what came of it."""
     count = run.settings["live"]
     chosen = live.next(run.trainer.curriculum.active)
@@ -289,7 +287,7 @@ def torch_device(settings: Settings) -> Any:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def initial(settings: Settings, state: Checkpoint | None) -> PolicyNetwork | None:
+def initial(settings: Settings, state: "Checkpoint | None") -> "PolicyNetwork | None":
     """The network that a run begins with, if it is a trained one; BadInput where it is no good.
 
     Of a run that goes on its state says everything, and which families it has."""
@@ -302,8 +300,8 @@ def initial(settings: Settings, state: Checkpoint | None) -> PolicyNetwork | Non
 
 
 def make_run(
-    folder: Path, settings: Settings, tasks: Workloads, asked: Reward, state: Checkpoint | None
-) -> Run:
+    folder: Path, settings: Settings, tasks: Workloads, asked: "Reward", state: "Checkpoint | None"
+) -> "Run":
     """The run, where its state says if it goes on; BadInput where that is of another run."""
     from ptxflow.env.reward import TAU
     from ptxflow.gfn.options import TrainConfig
@@ -331,7 +329,7 @@ def make_run(
     return run
 
 
-def result_rows(run: Run, tasks: Workloads) -> list[dict[str, Any]]:
+def result_rows(run: "Run", tasks: Workloads) -> list[dict[str, Any]]:
     """Exact distance of every workload that is judged."""
     from tqdm import tqdm
 
@@ -361,7 +359,7 @@ def known_of(settings: dict[str, Any]) -> dict[str, Any]:
     return {**settings, "definitions": list(dict.fromkeys([*begun, *settings["definitions"]]))}
 
 
-def still_far(run: Run, distance: float) -> str | None:
+def still_far(run: "Run", distance: float) -> str | None:
     """A line for a run that ends far from its target, with what would bring it nearer."""
     if distance <= FAR:
         return None
@@ -372,7 +370,7 @@ def still_far(run: Run, distance: float) -> str | None:
             f"{longer}")  # fmt: skip
 
 
-def finish(run: Run, tasks: Workloads, export: Path | None) -> None:
+def finish(run: "Run", tasks: Workloads, export: Path | None) -> None:
     """Measure every workload, print the tables, write the result, the plots and the export."""
     from ptxflow.compiler.files import naming, write_whole
     from ptxflow.env.reward_source import title
@@ -426,7 +424,7 @@ def unwritten(error: OSError) -> str:
     return f"cannot write {error.filename}: {error.strerror}" if error.filename else str(error)
 
 
-def carry_out(run: Run, tasks: Workloads, live: Live | None, export: Path | None) -> int:
+def carry_out(run: "Run", tasks: Workloads, live: "Live | None", export: Path | None) -> int:
     """Train, and write what came of it; the exit code."""
     from ptxflow.gfn.run import train
 

@@ -5,8 +5,6 @@ are legal for a problem on a device. A `Strategy` is one value per decision. Pre
 vectorised: a field is an array over candidates, or a plain value for a single one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
@@ -48,7 +46,7 @@ class Problem:
         """The value of an axis. Raises KeyError for an unknown one."""
         return dict(self.axes)[axis]
 
-    def at(self, **axes: int) -> Problem:
+    def at(self, **axes: int) -> "Problem":
         """The same with other values of some axes; work is not counted anew."""
         return replace(self, axes=tuple((dict(self.axes) | axes).items()))
 
@@ -176,7 +174,7 @@ class Strategy:
         """Its choice of a decision; `otherwise` where it has none of that name."""
         return dict(self.choices).get(name, otherwise)
 
-    def replace(self, **changes: Choice) -> Strategy:
+    def replace(self, **changes: Choice) -> "Strategy":
         """The strategy with other choices. Raises KeyError for a decision it has not."""
         unknown = set(changes) - {k for k, _ in self.choices}
         if unknown:
@@ -187,7 +185,7 @@ class Strategy:
         return {"family": self.family, "choices": dict(self.choices)}
 
     @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Strategy:
+    def from_json(data: Mapping[str, Any]) -> "Strategy":
         return Strategy(data["family"], tuple(data["choices"].items()))
 
     @property
@@ -237,7 +235,7 @@ class Demand:
     latency: Any = 1.0  # of a step's loads, over what the device's rates say
     special: Any = 0.0  # results per step: exp2, rsqrt and the like, of all lanes
     imbalance: Any = 1.0  # work of the busiest SM, over that which blocks of this load would make
-    following: Demand | None = None  # of the kernel launched next; 0 blocks where there is none
+    following: "Demand | None" = None  # of the kernel launched next; 0 blocks where there is none
 
 
 L = TypeVar("L", Resources, Demand)
@@ -349,7 +347,7 @@ class Definitions(Protocol):
     @property
     def problem(self) -> Callable[[Mapping[str, Any], Mapping[str, int]], Problem]: ...
     @property
-    def held(self) -> Tensors: ...
+    def held(self) -> "Tensors": ...
 
 
 class Space(Protocol):
@@ -377,9 +375,9 @@ class Model(Protocol):
 class Kernels(NamedTuple):
     """What a family does with a legal strategy: see `Family`."""
 
-    build: Callable[[Problem, Strategy, Device], Statement]
+    build: "Callable[[Problem, Strategy, Device], Statement]"
     trips: Callable[[Problem, Strategy, Device], list[Trip]]
-    launch: Callable[[Problem, Strategy, Device], Launch]
+    launch: "Callable[[Problem, Strategy, Device], Launch]"
     trial: Callable[[Problem, Strategy, Device], Trial]
     trials: Callable[[Problem, Strategy, Device], Trials] = no_trials
 
@@ -401,9 +399,9 @@ class Family:
     problem: Callable[[Mapping[str, Any], Mapping[str, int]], Problem]
     resources: Callable[[Fields, Problem, Device], Resources]
     demand: Callable[[Fields, Problem, Device], Demand]
-    build: Callable[[Problem, Strategy, Device], Statement]
+    build: "Callable[[Problem, Strategy, Device], Statement]"
     trips: Callable[[Problem, Strategy, Device], list[Trip]]
-    launch: Callable[[Problem, Strategy, Device], Launch]
+    launch: "Callable[[Problem, Strategy, Device], Launch]"
     trial: Callable[[Problem, Strategy, Device], Trial]
     #: further problems to emulate on, which are chosen from by what they cover
     trials: Callable[[Problem, Strategy, Device], Trials] = no_trials
@@ -411,7 +409,7 @@ class Family:
         lambda p, d: {}
     )  # same names each time
     #: all axes of some, and at these what tensors are and hold
-    held: Tensors = lambda axes: (axes, {})
+    held: "Tensors" = lambda axes: (axes, {})
     #: which definitions of its op types, by the names of their inputs
     accepts: Callable[[Collection[str]], bool] = any_inputs
     #: device -> frozen dataclass of the constants that `demand` uses; calibration replaces entries
@@ -432,7 +430,7 @@ class Family:
         model: Model,
         kernels: Kernels,
         **more: Any,
-    ) -> Family:
+    ) -> "Family":
         """The family of a folder, from its modules; `more`: further fields."""
         return Family(
             definitions.family,
@@ -450,7 +448,7 @@ class Family:
         )
 
     @cached_property
-    def wide(self) -> Family:
+    def wide(self) -> "Family":
         """The family with the decisions and the rules of its wide space; itself where it is that,
         or has none."""
         if not self.more.decisions:

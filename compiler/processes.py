@@ -32,10 +32,7 @@ class Processes(ProcessPoolExecutor):
     def __init__(self, count: int, niceness: int = 0):
         watched, self._held = Pipe(duplex=False)
         super().__init__(
-            count,
-            mp_context=get_context("spawn"),
-            initializer=begin,
-            initargs=(watched, niceness),
+            count, mp_context=get_context("spawn"), initializer=begin, initargs=(watched, niceness)
         )
 
     def stop(self) -> None:

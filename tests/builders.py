@@ -1,7 +1,5 @@
 """What several tests make up: problems, families, kernels, policies and records."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import sys
@@ -138,7 +136,7 @@ def played(us: Callable[[Strategy], float]) -> Callable[[Sequence[Workload], Pat
     return play
 
 
-def away_from_uniform(trainer: Trainer) -> Trainer:
+def away_from_uniform(trainer: "Trainer") -> "Trainer":
     """The trainer, of a network whose outputs are drawn at random."""
     import torch
 

@@ -8,11 +8,7 @@ and these words lie in one CTA, the row's leader. Where a list was too short (*o
 reads the row again.
 """
 
-from ptxflow.compiler.atoms.reductions import (
-    ALL_LANES,
-    skip_unless_any,
-    weigh,
-)
+from ptxflow.compiler.atoms.reductions import ALL_LANES, skip_unless_any, weigh
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import pieces, scoped
 from ptxflow.compiler.ir import Statement

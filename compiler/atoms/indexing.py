@@ -9,10 +9,7 @@ are to come before the one sought among those that share the bound's digits, and
 entries that are not below the bound.
 """
 
-from ptxflow.compiler.atoms.reductions import (
-    ALL_LANES,
-    skip_unless_any,
-)
+from ptxflow.compiler.atoms.reductions import ALL_LANES, skip_unless_any
 from ptxflow.compiler.atoms.table import Rule, instruction
 from ptxflow.compiler.atoms.threads import each, pieces, scoped
 from ptxflow.compiler.ir import Statement

@@ -60,11 +60,7 @@ class LaunchError(RuntimeError):
 
 
 class _LaunchAttribute(ctypes.Structure):
-    _fields_ = (
-        ("id", ctypes.c_int),
-        ("pad", ctypes.c_uint32),
-        ("value", ctypes.c_uint32 * 16),
-    )
+    _fields_ = (("id", ctypes.c_int), ("pad", ctypes.c_uint32), ("value", ctypes.c_uint32 * 16))
 
 
 class LaunchConfig(ctypes.Structure):

@@ -44,7 +44,6 @@ class Warp(Protocol):
         """The active lanes in which a predicate holds."""
 
 
-
 def skeleton(ptx: str) -> str:
     """A PTX text without its numbers."""
     return _NUMBER.sub("#", ptx)

@@ -8,13 +8,7 @@ import numpy.typing as npt
 
 LANES = 32
 FULL = 0xFFFFFFFF
-DTYPES: dict[int, Any] = {
-    1: np.bool_,
-    8: np.uint8,
-    16: np.uint16,
-    32: np.uint32,
-    64: np.uint64,
-}
+DTYPES: dict[int, Any] = {1: np.bool_, 8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 Array = npt.NDArray[Any]
 Value = Any  # int | bool | Array of 32, by the register's width
 LANE_IDS = np.arange(LANES, dtype=np.uint32)

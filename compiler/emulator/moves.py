@@ -220,9 +220,7 @@ def _some(lanes: Array | None, here: Array) -> Array | None:
     return None if lanes is None else lanes[here]
 
 
-def _store_cluster(
-    w: Warp, line: int, places: Places, data: Array, lanes: Array | None
-) -> None:
+def _store_cluster(w: Warp, line: int, places: Places, data: Array, lanes: Array | None) -> None:
     """Writes into shared memory of any CTA of the cluster."""
     for rank, here, inside in _by_rank(places):
         owner = w.cta.machine.peer(rank)

@@ -112,11 +112,7 @@ def _issue(
         cells = _cells_of_a(w, shape, number, ranks, descriptors[0], line.ins.line)
     else:
         tile_a = operand_tile(
-            descriptors[0],
-            line.target,
-            shape.m // number,
-            shape.a_mn_major,
-            FORMAT_BYTES[shape.a],
+            descriptors[0], line.target, shape.m // number, shape.a_mn_major, FORMAT_BYTES[shape.a]
         )
         tiles.append(tile_a)
     parts = accumulator(shape, number, rank, d)

@@ -41,9 +41,7 @@ def stream(w: Warp, kind: str, lane: int = -1) -> Stream:
     return found
 
 
-def touch(
-    w: Warp, shadow: Shadow, places: Places, mode: str, lanes: Array | None = None
-) -> None:
+def touch(w: Warp, shadow: Shadow, places: Places, mode: str, lanes: Array | None = None) -> None:
     """A generic access to offsets, each run by one of `lanes` if given."""
     banks = w.cta.machine.banks
     if banks is not None and shadow is w.cta.shared.shadow:

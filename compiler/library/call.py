@@ -19,11 +19,7 @@ import torch
 from ptxflow.compiler.backend.runtime import LaunchError, LoadedKernel
 from ptxflow.compiler.launch import RANDOM_STEP, Arguments, RandomParam
 from ptxflow.compiler.library.device import Cuda, in_context, load_kernel
-from ptxflow.compiler.library.manifest import (
-    LibraryError,
-    read_file,
-    read_manifest,
-)
+from ptxflow.compiler.library.manifest import LibraryError, read_file, read_manifest
 from ptxflow.compiler.library.native import Native, NoLauncher
 from ptxflow.compiler.library.plan import Builder, Plan, mapped_only
 from ptxflow.compiler.library.signature import ALIGNMENT, INT32, Signature

@@ -8,8 +8,6 @@ Every call runs in a process of its own, with limits of time and memory; one tha
 is cancelled ends alone. Files are read and written under --root only, and no shell is run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json
@@ -50,7 +48,7 @@ class Calls:
     seconds: float
     memory: int
     jobs: int
-    idle: list[Child] = field(default_factory=list)
+    idle: "list[Child]" = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     _free: Any = None
 
@@ -118,7 +116,7 @@ class Calls:
             child.kill()
 
 
-def as_tool(name: str, function: Callable[..., Any], calls: Calls, writes: bool) -> Tool:
+def as_tool(name: str, function: Callable[..., Any], calls: Calls, writes: bool) -> "Tool":
     """The tool of a function: its schema is the signature behind the desk, the texts of its
     `Annotated` are descriptions, and arguments that it does not have are refused."""
     from mcp.server.mcpserver import Context
@@ -158,7 +156,7 @@ def as_tool(name: str, function: Callable[..., Any], calls: Calls, writes: bool)
     return tool.model_copy(update={"parameters": model.model_json_schema(by_alias=True)})
 
 
-def server(calls: Calls) -> MCPServer[Any]:
+def server(calls: Calls) -> "MCPServer[Any]":
     """The server of all tools and resources."""
     from mcp.server.mcpserver import MCPServer
     from mcp.server.mcpserver.exceptions import ResourceNotFoundError

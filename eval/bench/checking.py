@@ -241,10 +241,7 @@ class Bench:
 
 
 def check(
-    call: Callable[[], None],
-    bench: Bench,
-    seeds: Sequence[int] | None = None,
-    exact: bool = False,
+    call: Callable[[], None], bench: Bench, seeds: Sequence[int] | None = None, exact: bool = False
 ) -> Verdict:
     """Run the kernel twice on every seed (the bench's, or some of them), against the reference.
 

@@ -222,10 +222,7 @@ def _block_table(d: Draw) -> Inputs:
     table = d.rng("block_table", 1).integers(0, d.axes["num_pages"], (batch, width))
     for row, own in zip(table, ids, strict=True):
         row[: len(own)] = own
-    return {
-        "seq_lens": d.ints("seq_lens", lengths),
-        "block_table": d.ints("block_table", table),
-    }
+    return {"seq_lens": d.ints("seq_lens", lengths), "block_table": d.ints("block_table", table)}
 
 
 def _topk_indexer(d: Draw) -> Inputs:

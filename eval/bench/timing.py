@@ -161,10 +161,7 @@ def settle(calls: Mapping[str, Call], seconds: float) -> None:
 
 
 def time_interleaved(
-    calls: Mapping[str, Call],
-    rounds: Mapping[str, int],
-    flush: Call,
-    under_way: Call | None = None,
+    calls: Mapping[str, Call], rounds: Mapping[str, int], flush: Call, under_way: Call | None = None
 ) -> dict[str, list[float]]:
     """Microseconds of `rounds` samples of every call, one in a round, in a shuffled order.
 

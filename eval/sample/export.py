@@ -17,12 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ptxflow.command import Parser, reports
-from ptxflow.compiler.library.manifest import (
-    LibraryError,
-    Manifest,
-    read_file,
-    read_manifest,
-)
+from ptxflow.compiler.library.manifest import LibraryError, Manifest, read_file, read_manifest
 from ptxflow.eval.sample.folder import OutputFolder
 from ptxflow.eval.sample.solution import ENTRY, texts
 

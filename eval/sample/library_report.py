@@ -11,12 +11,7 @@ from typing import Any
 import numpy as np
 
 from ptxflow.compiler.files import write_whole
-from ptxflow.compiler.library.manifest import (
-    Dispatch,
-    DispatchAxis,
-    Manifest,
-    write_files,
-)
+from ptxflow.compiler.library.manifest import Dispatch, DispatchAxis, Manifest, write_files
 from ptxflow.compiler.library.member import contents, member, target_of
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.sample.library import Library, Served, loss

@@ -6,7 +6,6 @@ measurements are timed again together, and what a run loses is against the best 
 
 import argparse
 import json
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -42,7 +41,7 @@ from ptxflow.eval.sample.selection import reward_within
 from ptxflow.eval.study.metrics import Sheet, drawn_again, ends, paired
 from ptxflow.eval.study.runs import Runs
 from ptxflow.eval.study.search.replay import Replay, relative_times, workload_name
-from ptxflow.eval.study.search.unlisted import Corrected, InOrder, Parzen, Pattern, Search
+from ptxflow.eval.study.search.unlisted import Parzen, Pattern, Pool, Search
 from ptxflow.eval.study.tables import band, percent
 from ptxflow.gfn.checkpoint import CheckpointError
 from ptxflow.gfn.inference import Policy, sample_by_steps
@@ -127,20 +126,17 @@ def methods(policy: Policy, space: RelationSpace) -> list[Search]:
         )
         return codes[:POOL], log_reward(tflops, space.problem, space.device)[:POOL]
 
-    def turns(space: RelationSpace, rng: np.random.Generator) -> Codes:
+    def turns(space: RelationSpace, rng: np.random.Generator) -> Found:
         both = np.stack([drawn(space, rng)[0][:32], best(ranking, space, rng)[0][:32]], 1)
-        return both.flatten()[np.sort(np.unique(both, return_index=True)[1])]
-
-    def first(find: Callable[..., Found]) -> Callable[..., Codes]:
-        return lambda space, rng: find(space, rng)[0]
+        codes = both.flatten()[np.sort(np.unique(both, return_index=True)[1])]
+        return codes, np.zeros(len(codes))
 
     found = {f"{name} search": partial(best, reward) for name, reward in rewards.items()}
+    pools: dict[str, Callable[..., Found]] = {POLICY: drawn, **found}
     return [
-        InOrder(POLICY, first(drawn)),
-        Corrected("policy + feedback", drawn),
-        *(InOrder(name, first(find)) for name, find in found.items()),
-        *(Corrected(f"{name} + feedback", find) for name, find in found.items()),
-        InOrder(f"policy, {ranking.name} search in turn", turns),
+        *(Pool(name, find) for name, find in pools.items()),
+        *(Pool(f"{name} + feedback", find, corrected=True) for name, find in pools.items()),
+        Pool(f"{POLICY}, {ranking.name} search in turn", turns),
         Pattern(),
         Parzen(),
     ]
@@ -333,7 +329,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     publish({"live": table(replays, runs)}, args.into)
     print(f"{len(replays)} workloads, {sum(len(r.space) for r in replays):,} strategies measured")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,7 +1,5 @@
 """The plot of sample.py: where the samples lie in their space, and what they measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,7 +54,7 @@ def samples_figure(
     bound: tuple[str, float],
     timed: Sequence[tuple[float, float]] = (),
     scored: str = "space",
-) -> Figure:
+) -> "Figure":
     """Microseconds of what was `scored` as a histogram, by the reward of that name, and above it a
     marker for each sample, in the look of where it is from; beside it, where some were measured,
     measured over predicted ones.
@@ -78,7 +76,7 @@ def samples_figure(
     return figure
 
 
-def _space(axes: Axes, by: str, space: Array, samples: Mapping[str, Array], whole: str) -> None:
+def _space(axes: "Axes", by: str, space: Array, samples: Mapping[str, Array], whole: str) -> None:
     """On a logarithmic axis; where samples are neighbours, one stands below the other."""
     times = np.concatenate(list(samples.values()))
     ends = np.log10([min(space.min(), *times), max(space.max(), *times)])
@@ -100,7 +98,7 @@ def _space(axes: Axes, by: str, space: Array, samples: Mapping[str, Array], whol
     axes.set(xlabel=f"time by the {by} (us)", ylabel="strategies")
 
 
-def _measured(axes: Axes, by: str, timed: Sequence[tuple[float, float]]) -> None:
+def _measured(axes: "Axes", by: str, timed: Sequence[tuple[float, float]]) -> None:
     predicted, measured = np.array(timed).T
     ends = [0.9 * min(predicted.min(), measured.min()), 1.1 * max(predicted.max(), measured.max())]
     axes.plot(ends, ends, color="0.5", linewidth=0.8, label="as predicted")

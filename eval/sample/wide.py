@@ -1,34 +1,23 @@
 """What a wide space is worth: `python -m ptxflow.eval.sample.wide RECORDS...`.
 
 By workload the fastest strategy that was measured, beside the fastest of the listed space, timed in
-the same rounds; by decision what is lost without it; and the fastest of the 8 that rewards rank
-best of those measured which are in today's space.
+the same rounds; by decision what is lost without it.
 """
 
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from statistics import geometric_mean, median
-
-import numpy as np
-from numpy.typing import NDArray
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.family import Choice, Strategy
 from ptxflow.env.measurements import SCREEN
-from ptxflow.env.relation import relate
-from ptxflow.env.reward import Reward
-from ptxflow.env.reward_source import describe
 from ptxflow.env.tasks.arguments import find_device, find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.markdown import markdown
 from ptxflow.eval.bench.records import Record, require_records
-from ptxflow.eval.sample.selection import reward_within
 
 NOTABLE = 1.01  # a gain that is more than noise
-K = 8
 HEADS = ("decision", "workloads", "best has it", "loss without", "most", "pairs", "median", "most",
          f"over {NOTABLE}")  # fmt: skip
 RULES = "rules alone"  # all choices are listed ones, and listed rules refuse them
@@ -46,7 +35,6 @@ class Measured:
         self.records = sorted(found, key=_us)
         self.choices = [self.implied | dict(r.strategy["choices"]) for r in self.records]
         device = find_device(one.device)
-        self.whole = relate(self.family.wide, problem, device)
         self.listed = [
             r.strategy["choices"].keys() == self.decisions.keys()
             and not self.family.refusals(problem, Strategy.from_json(r.strategy), device)
@@ -87,39 +75,9 @@ class Measured:
                     out.append(_us(self.records[j]) / _us(self.records[i]))
         return out
 
-    def of_best(self, reward: Reward) -> float:
-        """How much faster than the best listed strategy the best of the K is that a reward ranks
-        first."""
-        codes, us = self.known
-        ranked = np.argsort(-reward.tflops(self.whole, codes), kind="stable")[:K]
-        return _us(self.best_listed) / us[ranked].min()
-
-    @cached_property
-    def known(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Codes of the records' strategies that the wide space holds, and their microseconds."""
-        codes = dict[Strategy, int]()
-        named = self.whole.family.implied.keys() | self.decisions.keys()
-        strategies = [Strategy.from_json(r.strategy) for r in self.records]
-        for s in dict.fromkeys(strategies):
-            with suppress(ValueError):  # a rule refuses it
-                if named >= dict(s.choices).keys():
-                    codes[s] = self.whole.code(s)
-        us = dict(zip(strategies, map(_us, self.records), strict=True))
-        held = [s for s in strategies if s in codes]
-        return np.array([codes[s] for s in held]), np.array([us[s] for s in held])
-
 
 def _us(record: Record) -> float:
     return record.latency_us["median"] if record.latency_us else float("inf")
-
-
-def worth_of_rewards(found: Sequence[Measured], device: str) -> dict[str, list[float]]:
-    """`of_best` of each workload of a device: by the model, and by what sample.py ranks by."""
-    own = [m for m in found if m.whole.device.name == device]
-    sources = {"the model": {"source": "model"}, "what sample.py ranks by": describe(None, device)}
-    about = {n: {"settings": {"device": device, "reward": r}} for n, r in sources.items()}
-    return {n: [m.of_best(reward_within(told, m.whole)[0]) for m in own]
-            for n, told in about.items()}  # fmt: skip
 
 
 def measured(records: Iterable[Record]) -> list[Measured]:
@@ -183,10 +141,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{min(gains):.3f}; {sum(m.gain > NOTABLE for m in found)} gain more than 1%\n"
     )
     print(decisions_table(found))
-    for device in sorted({m.whole.device.name for m in found}):
-        for name, worth in worth_of_rewards(found, device).items():
-            mean, least = geometric_mean(worth), min(worth)
-            print(f"\n{device}: {name}: the best {K} hold a gain of {mean:.3f}, least {least:.3f}")
     return 0
 
 

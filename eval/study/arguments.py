@@ -81,4 +81,3 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         if value is not None and value < least:
             parser.error(f"--{name} must be at least {least}, not {value}")
     return args
-

@@ -1,7 +1,5 @@
 """Plots of methods over measurements: ours and the best of the others stand out from the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +50,7 @@ def compared(results: Results, figure_of: Callable[[Mapping[str, Any]], str]) ->
     return ", ".join(f"{'the ' * (m == 'policy')}{m} {figure_of(methods[m])}" for m in text)
 
 
-def budgets(axes: Axes, most: int, label: str = "measurements") -> None:
+def budgets(axes: "Axes", most: int, label: str = "measurements") -> None:
     shown = [b for b in BUDGETS if b <= most]
     axes.set_xscale("log", base=2)
     axes.set_xticks(shown, [str(b) for b in shown])
@@ -62,7 +60,7 @@ def budgets(axes: Axes, most: int, label: str = "measurements") -> None:
 
 def _panels(
     results: Results, curve_of: Callable[[Mapping[str, Any]], Sequence[Sequence[float]]], label: str
-) -> tuple[Figure, Sequence[Axes]]:
+) -> "tuple[Figure, Sequence[Axes]]":
     """A panel a group, a line a method over measurements, its interval as a band; the rest is grey
     and counted in the legend."""
     figure, grid = style.figure(4.4, len(groups_shown(results)), sharey=True)
@@ -87,7 +85,7 @@ def _panels(
     return figure, list(grid[0])
 
 
-def _line(axes: Axes, name: str, curves: Sequence[Array]) -> None:
+def _line(axes: "Axes", name: str, curves: Sequence[Array]) -> None:
     """A middle and, where there are three curves, the band between the others."""
     middle, properties = curves[0], style.method_look(name)
     marks = [b - 1 for b in BUDGETS if b <= len(middle)]
@@ -99,7 +97,7 @@ def _line(axes: Axes, name: str, curves: Sequence[Array]) -> None:
         )
 
 
-def gap(results: Results) -> Figure:
+def gap(results: Results) -> "Figure":
     def curves(method: Mapping[str, Any]) -> list[Any]:
         return [np.maximum(np.array(c, float), LEAST_GAP) for c in method["curve"]]
 
@@ -112,7 +110,7 @@ def gap(results: Results) -> Figure:
     return figure
 
 
-def losses(axes: Axes, along: str = "y") -> None:
+def losses(axes: "Axes", along: str = "y") -> None:
     """A logarithmic axis of losses in percent, whose lowest tick stands for that and less."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -128,7 +126,7 @@ def loss_label(value: float, _: object = None) -> str:
     return f"\N{LESS-THAN OR EQUAL TO}{100 * value:g}" if value == LEAST_GAP else f"{100 * value:g}"
 
 
-def modes(results: Results) -> Figure:
+def modes(results: Results) -> "Figure":
     figure, _ = _panels(
         results, lambda method: method["coverage"],
         "strategies of the fastest 1% found (mean a workload)",
@@ -140,7 +138,7 @@ def modes(results: Results) -> Figure:
     return figure
 
 
-def profile(results: Results) -> Figure:
+def profile(results: Results) -> "Figure":
     """The share of runs that have come within 1% of the optimum."""
     figure, panels = _panels(
         results, lambda method: [method["profile"]], "runs within 1% of the optimum (%)"
@@ -154,7 +152,7 @@ def profile(results: Results) -> Figure:
     return figure
 
 
-def workloads(results: Results) -> Figure:
+def workloads(results: Results) -> "Figure":
     """What the best of 8 loses: a row a workload, a point a method."""
     held = [w for w in results["workloads"] if w["kind"] != "trained"]
     parts = [p for p in (held, [w for w in results["workloads"] if w not in held]) if p]
@@ -189,7 +187,7 @@ def workloads(results: Results) -> Figure:
     return figure
 
 
-def _points(axes: Axes, method: str, found: Sequence[Mapping[str, Any] | None]) -> None:
+def _points(axes: "Axes", method: str, found: Sequence[Mapping[str, Any] | None]) -> None:
     """Medians and intervals of one method, a row each; that of the policy is a ring."""
     rows = [f["gap"] if f else [np.nan] * 3 for f in found]
     middle, low, high = np.maximum(np.array(rows, float), LEAST_GAP).T
@@ -203,7 +201,7 @@ def _points(axes: Axes, method: str, found: Sequence[Mapping[str, Any] | None]) 
     )  # fmt: skip
 
 
-def tuning(results: Results) -> Figure | None:
+def tuning(results: Results) -> "Figure | None":
     """What is lost after a few measurements, a panel for each policy and group of workloads."""
     held = results.get("tuning")
     if not held:
@@ -245,7 +243,7 @@ def _tuned(item: Mapping[str, Any]) -> str:
     return f"Loss after {AT[-1]} measurements, {item['group']}: {', '.join(text)}"
 
 
-def bico(results: Results) -> Figure | None:
+def bico(results: Results) -> "Figure | None":
     """The log of one run, and what a budget guarantees."""
     if not results["bico"]:
         return None
@@ -278,7 +276,7 @@ def bico(results: Results) -> Figure | None:
     return figure
 
 
-def _log(axes: Axes, log: Sequence[Sequence[Any]]) -> int | None:
+def _log(axes: "Axes", log: Sequence[Sequence[Any]]) -> int | None:
     """The tests of a run; after how many it would stop."""
     budget, _, time, best, _, flat = (np.array(c, float) for c in zip(*log, strict=True))
     axes.scatter(budget, time, s=9, color=style.colour(7), label="a test (left)", linewidth=0)

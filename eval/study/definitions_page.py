@@ -7,8 +7,6 @@ a copy, and SOL-ExecBench's scores. Spaces are counted anew; all else is a funct
 files.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -239,7 +237,7 @@ def means(by_device: Mapping[str, Mapping[str, Speed]]) -> str:
     return markdown(heads, rows, None)
 
 
-def figure(by_device: Mapping[str, Mapping[str, Speed]]) -> Figure:
+def figure(by_device: Mapping[str, Mapping[str, Speed]]) -> "Figure":
     """A row a definition, a mark a GPU, its workloads' range as a line: scores, and at their right
     shares of the roofline."""
     held = {device: whole(found) for device, found in by_device.items()}

@@ -3,8 +3,6 @@
 `ptxflow evaluate --help` explains.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -325,7 +323,7 @@ def chosen_parts(text: str | None) -> list[str]:
     return asked
 
 
-def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> list[Learner]:
+def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> "list[Learner]":
     """Policies that are tuned: on one held-out workload of each family, and on definitions and on
     families that they never saw."""
     from ptxflow.eval.study.tuning import Learner, TunedSearch, unseen

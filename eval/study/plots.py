@@ -4,8 +4,6 @@ Methods over measurements are in `curves`; here are what was learned, where fast
 transfer, and measured kernels beside libraries and roofs.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import permutations
@@ -48,7 +46,7 @@ DEPTH = 25  # nats below the most probable strategy that are shown
 NONE = "none fits"  # in the place of a loss
 
 
-def fidelity(results: Results) -> Figure | None:
+def fidelity(results: Results) -> "Figure | None":
     """Learned against exact log-probabilities of single strategies."""
     held = results["scatter"]
     if not held:
@@ -82,7 +80,7 @@ def fidelity(results: Results) -> Figure | None:
     return figure
 
 
-def transfer(results: Results) -> Figure | None:
+def transfer(results: Results) -> "Figure | None":
     """What the best known of one workload loses on another: a matrix for families of many
     workloads, a row for each pair of the others."""
     held = {k: v for k, v in results["transfer"].items() if len(v["workloads"]) > 1}
@@ -119,7 +117,7 @@ def _taken(held: Any) -> str:
     )
 
 
-def _matrix(axes: Axes, name: str, item: Mapping[str, Any], labels: Mapping[str, str]) -> None:
+def _matrix(axes: "Axes", name: str, item: Mapping[str, Any], labels: Mapping[str, str]) -> None:
     """Losses in percent; columns are numbered as rows are; a dash where no strategy fits."""
     import seaborn as sns
     from matplotlib.colors import LogNorm
@@ -143,7 +141,7 @@ def _matrix(axes: Axes, name: str, item: Mapping[str, Any], labels: Mapping[str,
     axes.set(xlabel="taken to workload", ylabel="fastest known of")
 
 
-def _pairs(axes: Axes, pairs: Sequence[tuple[str, str, float | None]]) -> None:
+def _pairs(axes: "Axes", pairs: Sequence[tuple[str, str, float | None]]) -> None:
     """A row a pair, its loss as a point in the family's look, or in words that nothing fits."""
     most = max((loss for *_, loss in pairs if loss is not None), default=0.0)
     for row, (_, family, loss) in enumerate(pairs):
@@ -161,7 +159,7 @@ def _pairs(axes: Axes, pairs: Sequence[tuple[str, str, float | None]]) -> None:
     axes.set_title("families of few workloads: a row a pair", fontsize="medium", loc="left")
 
 
-def fast_p(results: Results) -> Figure | None:
+def fast_p(results: Results) -> "Figure | None":
     """The share of workloads that are more than p times as fast as a library, over p."""
     held = {k: v for k, v in results["kernels"].items() if v["compared"]}
     if not held:
@@ -198,7 +196,7 @@ def fast_p(results: Results) -> Figure | None:
     return figure
 
 
-def roofline(results: Results) -> Figure | None:
+def roofline(results: Results) -> "Figure | None":
     """TFLOP/s of the best kernels over FLOP a byte, under the roofs of their devices: a panel a
     family with its median share of the attainable speed, the others in grey."""
     held = [r for r in results["roofline"] if r["tflops"] > NO_WORK]
@@ -231,7 +229,7 @@ def roofline(results: Results) -> Figure | None:
     return figure
 
 
-def speed(results: Results) -> Figure | None:
+def speed(results: Results) -> "Figure | None":
     """TFLOP/s of the best of FEW by method, mean over workloads: a row a method, a panel for what
     was trained and one for what was not; lines are a standard deviation over seeds."""
     groups = {g: results["groups"][g] for g in groups_shown(results)}
@@ -260,11 +258,11 @@ def speed(results: Results) -> Figure | None:
     return figure
 
 
-def _scatter(axes: Axes, rows: Sequence[Row], **look: Any) -> None:
+def _scatter(axes: "Axes", rows: Sequence[Row], **look: Any) -> None:
     axes.scatter([r["intensity"] for r in rows], [r["tflops"] for r in rows], **look)
 
 
-def _roofs(axes: Axes, rows: Sequence[Row]) -> None:
+def _roofs(axes: "Axes", rows: Sequence[Row]) -> None:
     """Of every device, of tensor cores in 16 and in 8 bits."""
     x = np.array([r["intensity"] for r in rows])
     line = np.geomspace(x.min() / 2, x.max() * 3, 200)

@@ -4,8 +4,6 @@ The members of a mechanism share a hue, light for decoding and dark for prefill.
 stay apart for readers who cannot tell red from green (a test simulates it).
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -78,7 +76,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def figure(height: float, columns: int = 1, rows: int = 1, **more: Any) -> tuple[Figure, Any]:
+def figure(height: float, columns: int = 1, rows: int = 1, **more: Any) -> "tuple[Figure, Any]":
     """A figure of the common width, `height` inches, and its axes [rows, columns]."""
     import matplotlib.pyplot as plt
 
@@ -86,7 +84,7 @@ def figure(height: float, columns: int = 1, rows: int = 1, **more: Any) -> tuple
     return plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False, **more)
 
 
-def save(made: Figure, path: Path) -> Path:
+def save(made: "Figure", path: Path) -> Path:
     """Write a PNG whose bytes follow from the figure alone, and close the figure."""
     import matplotlib.pyplot as plt
     import seaborn as sns
@@ -131,7 +129,7 @@ def in_order(names: Sequence[str], table: Mapping[str, Any]) -> list[str]:
     return sorted(names, key=lambda n: places.index(n) if n in table else len(places))
 
 
-def titled(made: Figure, text: str) -> None:
+def titled(made: "Figure", text: str) -> None:
     """The one thing that a figure says, above all of it."""
     lines = len(textwrap.wrap(text, LETTERS))
     widths = range(len(text) // lines, LETTERS + 1)
@@ -140,7 +138,7 @@ def titled(made: Figure, text: str) -> None:
     made.suptitle(shown, x=0.01, ha="left", fontsize="medium", fontweight="bold")
 
 
-def legend(made: Figure, *panels: Axes, below: bool = False, title: str | None = None) -> None:
+def legend(made: "Figure", *panels: "Axes", below: bool = False, title: str | None = None) -> None:
     """One for all panels, beside or below them: not every name is in each. Methods in order."""
     found: dict[str, Any] = {}
     for axes in panels:
@@ -189,14 +187,14 @@ def share(value: float) -> str:
     return f"{100 * value:.2g}%" if abs(value) < 0.995 else f"{100 * value:.0f}%"
 
 
-def in_percent(axis: Axis) -> None:
+def in_percent(axis: "Axis") -> None:
     """An axis of shares, whose label says %."""
     from matplotlib.ticker import FuncFormatter
 
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{100 * v:g}"))
 
 
-def plain_log(axis: Axis) -> None:
+def plain_log(axis: "Axis") -> None:
     """Few ticks in plain numbers on a logarithmic axis whose limits are set: powers of ten, over
     less than two decades also 2 and 5 times these, over less than one evenly spaced."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -209,7 +207,7 @@ def plain_log(axis: Axis) -> None:
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1000 else f"{v:g}"))
 
 
-def shares_above(axes: Axes, bound: str, least: float) -> None:
+def shares_above(axes: "Axes", bound: str, least: float) -> None:
     """A second axis above one of microseconds: the share of a bound that allows `least` of them."""
 
     def over(values: Any) -> Any:

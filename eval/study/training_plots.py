@@ -5,8 +5,6 @@ One PNG a quantity, a panel a family; of runs whose policies were joined, of all
     ptxflow plots runs/b200/metrics.jsonl --out plots/b200
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +71,7 @@ def training_plots(runs: Sequence[Sequence[Row]], folder: Path) -> list[Path]:
         return [style.save(figure, folder / f"{name}.png") for name, figure in made.items()]
 
 
-def quantity(runs: Sequence[Sequence[Row]], name: str) -> Figure:
+def quantity(runs: Sequence[Sequence[Row]], name: str) -> "Figure":
     """One of QUANTITIES over the steps."""
     about = QUANTITIES[name]
     found = [(family, rows, curve) for family, rows in _families(runs)
@@ -95,7 +93,7 @@ def quantity(runs: Sequence[Sequence[Row]], name: str) -> Figure:
     return figure
 
 
-def distance(runs: Sequence[Sequence[Row]]) -> Figure:
+def distance(runs: Sequence[Sequence[Row]]) -> "Figure":
     """Exact distances of the watched workloads: solid with circles trained, dashed held out."""
     found = [(family, rows) for family, rows in _families(runs)
              if any(r["event"] == "measure" for r in rows)]  # fmt: skip
@@ -137,7 +135,7 @@ def _curve(rows: Sequence[Row], family: str, name: str) -> Array:
     return np.array([(r["step"], r["families"][family][name]) for r in steps], float)
 
 
-def _grid(count: int, label: str) -> tuple[Figure, list[Axes]]:
+def _grid(count: int, label: str) -> "tuple[Figure, list[Axes]]":
     """Panels enough, the axis labelled once a row."""
     columns = max(1, min(COLUMNS, count))
     rows = max(1, -(-count // columns))
@@ -150,7 +148,7 @@ def _grid(count: int, label: str) -> tuple[Figure, list[Axes]]:
     return figure, list(grid.flat)[:count]
 
 
-def _panel(axes: Axes, title: str, log: bool, percent: bool) -> None:
+def _panel(axes: "Axes", title: str, log: bool, percent: bool) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.set_title(title, fontsize="x-small", loc="left")
@@ -249,7 +247,7 @@ def _latest(rows: Iterable[Row]) -> list[Row]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _mark(axes: Axes, rows: Sequence[Row]) -> None:
+def _mark(axes: "Axes", rows: Sequence[Row]) -> None:
     """Dotted lines where the curriculum added workloads."""
     for step in sorted({int(r["step"]) for r in rows if r["event"] == "promotion"}):
         axes.axvline(step, color="0.5", linestyle=":", linewidth=1.2,

@@ -1,8 +1,6 @@
 """The plots of a session: its bottleneck from round to round, time against measurements, and the
 champions' path under the roofs of the device."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -30,7 +28,7 @@ def draw(state: State, folder: Path) -> dict[str, Path]:
         return {n: style.save(make(state), folder / f"{n}.png") for n, make in makers.items()}
 
 
-def migration(state: State) -> Figure:
+def migration(state: State) -> "Figure":
     """The three gaps of the champion after each round, and of the kernel that a round began at."""
     rounds = state["rounds"]
     figure, ((axes,),) = style.figure(2.8)
@@ -47,7 +45,7 @@ def migration(state: State) -> Figure:
     return figure
 
 
-def progress(state: State) -> Figure:
+def progress(state: State) -> "Figure":
     """Every kernel's time in the order of measurement, and the best so far."""
     times = np.array([np.nan if us is None else us for us in state["times"]], float)
     best = np.fmin.accumulate(times)
@@ -69,7 +67,7 @@ def progress(state: State) -> Figure:
     return figure
 
 
-def roofline(state: State) -> Figure:
+def roofline(state: State) -> "Figure":
     """TFLOP/s over FLOP a byte under the roofs, the champions in order: the intensity is the
     problem's, so their path goes straight up."""
     floors, device = state["floors_us"], DEVICES[state["settings"]["device"]]

@@ -1,7 +1,5 @@
 """One server for all tests of this folder, which are skipped where there is no SDK."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +19,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def agent(root: Path) -> Iterator[Agent]:
+def agent(root: Path) -> "Iterator[Agent]":
     pytest.importorskip("mcp", reason="the extra ptxflow[mcp] is not installed")
     from tests.agents.client import agent as started
 

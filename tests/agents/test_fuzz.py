@@ -1,7 +1,5 @@
 """Calls that no agent should make: each is one clear error or an answer, and the server lives."""
 
-from __future__ import annotations
-
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +25,7 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def wild(rng: random.Random, schema: Mapping[str, Any]) -> dict[str, Any]:
+def wild(rng: random.Random, schema: "Mapping[str, Any]") -> dict[str, Any]:
     """Arguments by a tool's schema, of which some are missing, wrong or unknown."""
     out: dict[str, Any] = {}
     for name, about in schema["properties"].items():

@@ -1,7 +1,5 @@
 """Every tool and resource of the MCP server, by the SDK's own client over stdio; its limits."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -32,7 +30,7 @@ NORM: dict[str, Any] = {"definition": "rmsnorm_h128", "axes": {"batch_size": 4},
 ENDLESS = RIGHT.replace("@!%done bra TRY;", "bra TRY;")
 
 
-def space_of(asked: Mapping[str, Any]) -> Any:
+def space_of(asked: "Mapping[str, Any]") -> Any:
     family, problem = find_problem(load(asked["definition"]), asked["axes"])
     return find_space(family, problem, find_device(asked["device"]))
 

@@ -60,6 +60,8 @@ def test_the_least_measured_come_next_also_after_a_run_goes_on(
 
 
 NAME = "gdn_decode_qk16_v32_d128_k_last"
+
+
 @pytest.fixture
 def field() -> Field:
     return Field.of((NAME, {"batch_size": 20}), "h200", wide=False)

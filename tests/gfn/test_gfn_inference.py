@@ -189,9 +189,7 @@ def test_hints_are_bounds_of_what_each_choice_is_worth(spaces: list[RelationSpac
         assert (asked(listed)[0] == asked(space)[0]).all()  # however the space is kept
 
 
-def test_hints_of_two_choices_are_of_strategies_that_have_both(
-    spaces: list[RelationSpace],
-) -> None:
+def test_hints_of_two_choices_are_of_strategies_that_have_both(spaces: list[RelationSpace]) -> None:
     space = spaces[0]
     (table,) = hints([space])
     codes, worth = asked(space)

@@ -11,15 +11,7 @@ import pytest
 from ptxflow.compiler.backend.ptx import digest, write
 from ptxflow.compiler.kernels import family
 from ptxflow.eval.verify import plants
-from ptxflow.eval.verify.plants import (
-    Plant,
-    alike,
-    changed_numbers,
-    plant,
-    run,
-    table,
-    transported,
-)
+from ptxflow.eval.verify.plants import Plant, alike, changed_numbers, plant, run, table, transported
 from ptxflow.eval.verify.results import name_of
 from ptxflow.eval.verify.value_mutants import drawn
 from ptxflow.eval.verify.value_mutation import Judged

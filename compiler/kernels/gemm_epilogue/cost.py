@@ -32,9 +32,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     read = c.latency + tile * whole / c.read
     more = ELEMENT * problem["N"] * (1 + problem["M"] * whole)
     return replace(
-        plain,
-        epilogue_cycles=plain.epilogue_cycles + read,
-        dram_bytes=plain.dram_bytes + more,
+        plain, epilogue_cycles=plain.epilogue_cycles + read, dram_bytes=plain.dram_bytes + more
     )
 
 

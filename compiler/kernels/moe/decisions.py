@@ -149,11 +149,7 @@ RULES = (
         "swap consumers up_tile waves",
         lambda f, p, d: fits(f, True, d),
     ),
-    rule(
-        SECOND_WAVES,
-        "swap consumers down_tile waves",
-        lambda f, p, d: fits(f, False, d),
-    ),
+    rule(SECOND_WAVES, "swap consumers down_tile waves", lambda f, p, d: fits(f, False, d)),
     rule(
         "tiles of the first product divide its weights",
         "up_tile",

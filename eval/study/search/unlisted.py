@@ -41,29 +41,21 @@ class Search(Protocol):
 
 
 @dataclass(frozen=True)
-class InOrder:
-    """What `draw` says, from the first to the last."""
+class Pool:
+    """The strategies that `find` says, from the first to the last; `corrected` the first few, and
+    then by a Gaussian process on the residuals of what it says of them, log-probabilities
+    (`process.py`). Within a batch each is believed to take the time that is expected of it."""
 
     name: str
-    draw: Callable[[RelationSpace, np.random.Generator], Codes] = field(repr=False)
+    find: Callable[[RelationSpace, np.random.Generator], tuple[Codes, Array]] = field(repr=False)
+    corrected: bool = False
     seeded: bool = True
 
     def search(self, space: RelationSpace, rng: np.random.Generator) -> Asking:
-        yield from portions(self.draw(space, rng))
-
-
-@dataclass(frozen=True)
-class Corrected:
-    """A Gaussian process on the residuals of log-probabilities (`process.py`), over the strategies
-    that `pool` makes: codes, their log-probabilities, and how many of the first begin. Within a
-    batch, each is believed to take the time that is expected of it (kriging believer)."""
-
-    name: str
-    pool: Callable[[RelationSpace, np.random.Generator], tuple[Codes, Array]] = field(repr=False)
-    seeded: bool = True
-
-    def search(self, space: RelationSpace, rng: np.random.Generator) -> Asking:
-        codes, logs = self.pool(space, rng)
+        codes, logs = self.find(space, rng)
+        if not self.corrected:
+            yield from portions(codes)
+            return
         state, values = Residuals(space.indices(codes).astype(np.int8)), Values()
         for start in range(0, len(codes), BATCH):
             chosen = list[int]()
