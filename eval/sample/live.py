@@ -57,13 +57,7 @@ POOL = 1024  # strategies that a process chooses from
 AT_ONCE = 3  # workloads of a GPU: while one measures, kernels of others compile
 EVOLUTION = Evolution(drawn=20_000, rounds=16, kept=64, crossed=4000)  # some 10^5 evaluations
 SETTINGS = Settings(
-    seeds=(1,),
-    rounds=5,
-    settle=0.03,
-    ties=0.0,
-    every_baseline=False,
-    refine_seconds=0.3,
-    libraries=False,
+    (1,), 5, 0.03, ties=0.0, every_baseline=False, refine_seconds=0.3, libraries=False
 )
 POLICY = "policy"
 HELP = """\
@@ -146,11 +140,8 @@ def play(
     field: Field, held: Sequence[Search], measure: Measurer, lock: threading.Lock
 ) -> dict[str, list[list[int]]]:
     """What each method's runs asked for, in order, of each seed."""
-    runs = [
-        (m.name, s, m.search(field.space, np.random.default_rng(s)))
-        for m in held
-        for s in range(SEEDS)
-    ]
+    seeds, space = range(SEEDS), field.space
+    runs = [(m.name, s, m.search(space, np.random.default_rng(s))) for m in held for s in seeds]
     asked: dict[tuple[str, int], list[int]] = {(name, seed): [] for name, seed, _ in runs}
     known: dict[int, float] = {}
 
@@ -173,7 +164,7 @@ def play(
     best = {min(own[:b], key=known.__getitem__) for own in asked.values() for b in BUDGETS}
     with lock:
         measure.together(field.candidates(c for c in sorted(best) if np.isfinite(known[c])))
-    return {m.name: [asked[m.name, s][: BUDGETS[-1]] for s in range(SEEDS)] for m in held}
+    return {m.name: [asked[m.name, s][: BUDGETS[-1]] for s in seeds] for m in held}
 
 
 def _sent(run: Any, answer: Array) -> Codes:
@@ -214,15 +205,9 @@ def play_all(args: argparse.Namespace) -> None:
                 or usual_checkpoint(args.device, definition, field.place[1], wide=wide)
             )
             runs = play(field, methods(policy, field.space), gpus[gpu], locks[gpu])
-            row = {
-                "definition": field.place[0],
-                "axes": field.place[1],
-                "device": args.device,
-                "space": args.space,
-                "digest": decision_digest(field.space.family),
-                "strategies": len(field.space),
-                "runs": runs,
-            }
+            row = {"definition": definition.name, "axes": field.place[1], "device": args.device}
+            space = {"space": args.space, "digest": decision_digest(field.space.family)}
+            row |= space | {"strategies": len(field.space), "runs": runs}
             with lock:
                 out.write(json.dumps(row) + "\n")
                 out.flush()
@@ -281,20 +266,17 @@ def table(replays: Sequence[Replay], runs: Sequence[Runs]) -> str:
     own: dict[str, list[Runs]] = {}
     for run in runs:
         own.setdefault(run.method, []).append(run)
-    best = {
-        n: Sheet.of(held, by_name, SEEDS).best[:, :, [b - 1 for b in BUDGETS]]
-        for n, held in own.items()
-    }
+    at = [b - 1 for b in BUDGETS]
+    best = {n: Sheet.of(held, by_name, SEEDS).best[:, :, at] for n, held in own.items()}
     rows = []
     for name, found in sorted(best.items(), key=lambda item: np.log(item[1][:, :, -1]).mean()):
-        at = range(len(BUDGETS))
-        losses = [np.expm1(np.median(np.log(found[:, :, i]).mean(0))) for i in at]
-        lost = [
-            f"{percent(x)} ({band(ends(drawn_again(found[:, :, i])))})"
-            for i, x in zip(at, losses, strict=True)
+        each, policy = (np.moveaxis(b, 2, 0) for b in (found, best[POLICY]))
+        lost = [np.expm1(np.median(np.log(x).mean(0))) for x in each]
+        shown = [
+            f"{percent(v)} ({band(ends(drawn_again(x)))})" for v, x in zip(lost, each, strict=True)
         ]
-        beside = [band(ends(paired(found[:, :, i], best[POLICY][:, :, i]))) for i in at[1:]]
-        rows.append([name, *lost, *beside])
+        beside = [band(ends(paired(x, y))) for x, y in zip(each[1:], policy[1:], strict=True)]
+        rows.append([name, *shown, *beside])
     head = ["method", *map(str, BUDGETS), *(f"over the policy at {b}" for b in BUDGETS[1:])]
     return markdown(head, rows)
 
