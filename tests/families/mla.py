@@ -407,9 +407,9 @@ PREFILL_ROW = Row(
                   free=_FREE | {"warp_sync"}, least=21, once=True, slow=True) for n in (1, 2)),
     ),
     planted=(
-        # three tiles, in parts of which some have none
+        # five tiles, in three parts
         Planted(
-            "parts", problem(True, 1, 1, 90, 3, **_SMALL), prefill(parts=4, sum_chunks=2),
+            "parts", problem(True, 1, 1, 150, 3, **_SMALL), prefill(parts=4, sum_chunks=2),
             {
                 "sums under their own maximum": (
                     re.compile(r"(fma.* %c_one0, .*\s+)ex2\S+ (\S+_0),"), r"\1mov.b32 \2,"
