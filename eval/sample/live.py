@@ -140,8 +140,8 @@ def play(
     field: Field, held: Sequence[Search], measure: Measurer, lock: threading.Lock
 ) -> dict[str, list[list[int]]]:
     """What each method's runs asked for, in order, of each seed."""
-    seeds, space = range(SEEDS), field.space
-    runs = [(m.name, s, m.search(space, np.random.default_rng(s))) for m in held for s in seeds]
+    rngs, seeds = np.random.default_rng, range(SEEDS)
+    runs = [(m.name, s, m.search(field.space, rngs(s))) for m in held for s in seeds]
     asked: dict[tuple[str, int], list[int]] = {(name, seed): [] for name, seed, _ in runs}
     known: dict[int, float] = {}
 

@@ -228,6 +228,10 @@ def suffice(f: Fields, problem: Problem, device: Device) -> Any:
     by_mma = registers(f, problem, device) <= register_limit(f, device)
     columns = splits(f) & (f.solve_block == 2 * UNIT) & (f.kernels == ONE)
     enough = wgmma_registers(f, problem, 2) <= main_registers(f, device)
+    # beside heads that no shift divides, ptxas spills for sm_100a what it holds for sm_90a
+    odd = device.has_tmem and (problem["num_v_heads"] // problem["num_q_heads"]).bit_count() > 1
+    full = (f.chunk == 64) & (f.operands == PAIRS) & (f.solve == PAIRS) & (f.kernels == TWO)
+    by_mma = by_mma & np.logical_not(odd & full & (f.solve_block == 2 * UNIT))
     return np.where(by_wgmma(f), enough & np.logical_not(columns), by_mma)
 
 
