@@ -5,6 +5,7 @@ What only data tells (swizzles that no descriptor reads, coordinates) is left to
 """
 
 import ast
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
@@ -189,7 +190,8 @@ def _check_scalars(launch: Launch, axes: Axes) -> None:
             if not isinstance(given, ScalarParam):
                 continue
             named = given.name if given.name in axes else ""
-            agreed = given.value in expressions or told.get(given.name) == given.value
+            counted = re.search(rf"(?<!\w){re.escape(given.value)}(?!\w)", expressions)
+            agreed = counted or told.get(given.name) == given.value
             if given.value != named and (named or not agreed):
                 _refuse(
                     step.entry,

@@ -6,15 +6,15 @@ measurements are timed again together, and what a run loses is against the best 
 
 import argparse
 import json
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from threading import Event, Lock
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from ptxflow.env.observations import StrategyTime, observe
 from ptxflow.env.relation import RelationSpace, relate
 from ptxflow.env.reward import ModelReward, Reward, log_reward
 from ptxflow.env.search import Search as Evolution
-from ptxflow.env.space import Space, decision_digest
+from ptxflow.env.space import Codes, Space, decision_digest
 from ptxflow.env.tasks.arguments import find_device, find_problem, parse_axes, product
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.training_set import registered
@@ -36,6 +36,7 @@ from ptxflow.eval.bench.candidates import Candidate, Settings, listed_workload, 
 from ptxflow.eval.bench.markdown import markdown, publish
 from ptxflow.eval.bench.measurer import Measurer, open_measurers, seconds
 from ptxflow.eval.bench.records import RecordError
+from ptxflow.eval.bench.worker import WorkerError
 from ptxflow.eval.sample.draws import Place, apart, places, the_policy, usual_checkpoint
 from ptxflow.eval.sample.selection import reward_within
 from ptxflow.eval.study.metrics import Sheet, drawn_again, ends, paired
@@ -46,9 +47,7 @@ from ptxflow.eval.study.tables import band, percent
 from ptxflow.gfn.checkpoint import CheckpointError
 from ptxflow.gfn.inference import Policy, sample_by_steps
 
-Codes = NDArray[np.int64]
-Array = NDArray[np.float64]
-Found = tuple[Codes, Array]  # codes, and their log-probabilities
+Found = tuple[Codes, NDArray[np.float64]]  # codes, and their log-probabilities
 
 EACH = {"gemm": 2, "gqa_decode": 1, "moe": 2}  # workloads of each of a family's definitions
 BUDGETS = (1, 8, 32)
@@ -137,7 +136,7 @@ def methods(policy: Policy, space: RelationSpace) -> list[Search]:
 
 
 def play(
-    field: Field, held: Sequence[Search], measure: Measurer, lock: threading.Lock
+    field: Field, held: Sequence[Search], measure: Measurer, lock: Lock, stopped: Event
 ) -> dict[str, list[list[int]]]:
     """What each method's runs asked for, in order, of each seed."""
     rngs, seeds = np.random.default_rng, range(SEEDS)
@@ -146,6 +145,8 @@ def play(
     known: dict[int, float] = {}
 
     def times(codes: Iterable[int]) -> None:
+        if stopped.is_set():
+            raise WorkerError(f"{field.name}: stopped")
         new = field.candidates(dict.fromkeys(c for c in codes if c not in known))
         wait(measure.ahead(new))
         with lock:
@@ -158,31 +159,26 @@ def play(
         for name, seed, run in runs:
             codes = pending[name, seed].tolist()
             asked[name, seed] += codes
-            over = not codes or len(asked[name, seed]) >= BUDGETS[-1]
-            answer = np.array([known[c] for c in codes])
-            pending[name, seed] = np.zeros(0, np.int64) if over else _sent(run, answer)
+            pending[name, seed] = np.zeros(0, np.int64)
+            if codes and len(asked[name, seed]) < BUDGETS[-1]:
+                with suppress(StopIteration):
+                    pending[name, seed] = run.send(np.array([known[c] for c in codes]))
     best = {min(own[:b], key=known.__getitem__) for own in asked.values() for b in BUDGETS}
     with lock:
         measure.together(field.candidates(c for c in sorted(best) if np.isfinite(known[c])))
     return {m.name: [asked[m.name, s][: BUDGETS[-1]] for s in seeds] for m in held}
 
 
-def _sent(run: Any, answer: Array) -> Codes:
-    try:
-        return np.asarray(run.send(answer))
-    except StopIteration:
-        return np.zeros(0, np.int64)
-
-
 def play_all(args: argparse.Namespace) -> None:
     """Play what the folder does not hold yet, and begin nothing after so many seconds."""
     torch.set_num_threads(1)
-    began, lock, path = time.monotonic(), threading.Lock(), args.folder / "runs.jsonl"
+    began, lock, path = time.monotonic(), Lock(), args.folder / "runs.jsonl"
     args.folder.mkdir(parents=True, exist_ok=True)
     path.touch()
-    done = [(row["definition"], row["axes"]) for _, row in read_lines(path)]
+    done = [(r["definition"], r["axes"]) for _, r in read_lines(path) if r["space"] == args.space]
     wide = args.space == "wide"
-    asked = chosen(args.definition, args.axes) if args.definition else spread()
+    bound = product(parse_axes(args.axes))
+    asked = [(load(n).name, axes) for n in args.definition for axes in bound] or spread()
     fields = [Field.of(place, args.device, wide) for place in asked if place not in done]
     families = {f.space.family.name: f.space.family for f in fields}.values()
     records, device = args.folder / "records.jsonl", find_device(args.device)
@@ -192,20 +188,19 @@ def play_all(args: argparse.Namespace) -> None:
         ThreadPoolExecutor(AT_ONCE * len(gpus)) as pool,
         tqdm(total=len(fields), unit="workload") as bar,
     ):
-        locks = [threading.Lock() for _ in gpus]
+        locks, stopped = [Lock() for _ in gpus], Event()
 
         def one(number: int) -> None:
             if time.monotonic() - began > args.seconds:
                 return
             field, gpu = fields[number], number % len(gpus)
             gpus[gpu].settings = SETTINGS
-            definition = load(field.place[0])
-            policy = the_policy(
-                args.checkpoint
-                or usual_checkpoint(args.device, definition, field.place[1], wide=wide)
+            name, axes = field.place
+            own = args.checkpoint or usual_checkpoint(args.device, load(name), axes, wide=wide)
+            runs = play(
+                field, methods(the_policy(own), field.space), gpus[gpu], locks[gpu], stopped
             )
-            runs = play(field, methods(policy, field.space), gpus[gpu], locks[gpu])
-            row = {"definition": definition.name, "axes": field.place[1], "device": args.device}
+            row = {"definition": name, "axes": axes, "device": args.device}
             space = {"space": args.space, "digest": decision_digest(field.space.family)}
             row |= space | {"strategies": len(field.space), "runs": runs}
             with lock:
@@ -213,12 +208,10 @@ def play_all(args: argparse.Namespace) -> None:
                 out.flush()
                 bar.update()
 
-        list(pool.map(one, range(len(fields))))
-
-
-def chosen(definitions: Sequence[str], axes: Sequence[str]) -> list[Place]:
-    """Definitions by name at all of the axes (`M=17,1000`)."""
-    return [(load(name).name, bound) for name in definitions for bound in product(parse_axes(axes))]
+        try:
+            list(pool.map(one, range(len(fields))))
+        finally:  # Ctrl-C, or machinery that failed: who plays ends after its next kernels
+            stopped.set()
 
 
 def spread() -> list[Place]:
@@ -255,8 +248,7 @@ def judged(records: Path, path: Path) -> tuple[list[Replay], list[Runs]]:
         name = workload_name(row["definition"], row["axes"])
         replays.append(Replay(name, space, known.seconds, 1.0))
         for method, asked in row["runs"].items():
-            places = np.searchsorted(known.codes, np.array(asked))
-            runs.append(Runs(method, name, places))
+            runs.append(Runs(method, name, np.searchsorted(known.codes, np.array(asked))))
     return replays, runs
 
 
@@ -288,7 +280,13 @@ def arguments() -> argparse.ArgumentParser:
     add("--judge", type=Path, nargs=2, metavar=("RECORDS", "RUNS"), help="instead: play nothing")
     add("--into", type=Path, metavar="PAGE.md", help="its table live, instead of printing")
     add("--device", default="h200", help="which GPU this is (default: h200)")
-    add("--definition", nargs="+", metavar="NAME", help="default: some of GEMM, decoding and MoE")
+    add(
+        "--definition",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="default: some of GEMM, decoding and MoE",
+    )
     add("--axes", nargs="+", default=[], metavar="M=17,1000", help="values, by comma")
     add("--space", choices=("listed", "wide"), default="wide", help="as sample.py's")
     add("--checkpoint", type=Path, help="the policy (default: as sample.py takes it)")
@@ -297,7 +295,7 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-@reports("live", MeasurementError, RecordError, RuntimeUnavailable, CheckpointError)
+@reports("live", MeasurementError, RecordError, RuntimeUnavailable, CheckpointError, WorkerError)
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(argv)
     if (args.folder is None) == (args.judge is None):
