@@ -5,7 +5,7 @@ import pytest
 
 from ptxflow.compiler.device import B200, H200
 from ptxflow.env.relation import relate
-from ptxflow.env.reward import ModelReward
+from ptxflow.env.reward import ModelReward, log_reward
 from ptxflow.env.search import USUAL, Search, Values
 from ptxflow.env.space import Codes, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
@@ -48,3 +48,15 @@ def test_a_search_of_a_space_that_is_exhausted_ends() -> None:
     codes, _ = search.run(few, lambda c: -c.astype(np.float64))
     assert 1 < len(few) < 1000
     assert len(codes) == len(few) and (np.diff(codes) > 0).all()
+
+
+def test_a_search_goes_down_from_the_best() -> None:
+    """Each round changes others, so that most of what weighs is found, not the best alone."""
+    family, problem = find_problem(load("gemm_n4096_k4096"), {"M": 1000})
+    listed = enumerate_space(family, problem, H200)
+    worth = log_reward(ModelReward().tflops(listed, listed.codes), problem, H200, tau=0.02)
+    weights = np.exp(worth - worth.max())
+    search = Search(drawn=512, rounds=16, kept=64)
+    codes, _ = search.run(listed, lambda c: worth[np.searchsorted(listed.codes, c)])
+    found = weights[np.searchsorted(listed.codes, codes)].sum() / weights.sum()
+    assert found > 0.8 and len(codes) < len(listed) / 4
