@@ -316,13 +316,13 @@ def sample_kernels(
     if args.temperature is not None and drawn:
         tau, sharpness = at_temperature(policy, space.family.name, args.temperature)
     about = policy.about if drawn else {}
-    pool, asked_for = scored(policy, space, args.k, args.seed, sharpness, tau, drawn)
+    pool, asked_for, sure = scored(policy, space, args.k, args.seed, sharpness, tau, drawn)
     if asked_for:
         told_draws = f" and {max(args.k, POOL)} draws of the policy" if drawn else ""
         print(f"{len(space):,} strategies are valid: {asked_for:,} that a search of the reward "
               f"asked for{told_draws} are scored, and the best is the best of these",
               file=sys.stderr)  # fmt: skip
-    chosen = choose(about, definition, pool.space, pool.log_probs, pool.drawn, args.k, source)
+    chosen = choose(about, definition, pool.space, pool.log_probs, pool.drawn, args.k, source, sure)
     for remark in chosen.remarks:
         print(remark, file=sys.stderr)
     return compile_and_rank(

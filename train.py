@@ -63,8 +63,11 @@ def new_settings(args: argparse.Namespace) -> Settings:
     given = {k: v for k, v in options.items() if v is not None}
     device = known_device(args.device)
     definitions = chosen(args.definitions, preset)
-    asked = "model" if device == ANY or args.space == "wide" else args.reward
-    reward = describe(asked, device, args.surrogate or (), args.measurements or ())
+    wide = args.space == "wide"
+    asked = "model" if device == ANY else args.reward
+    reward = describe(asked, device, args.surrogate or (), args.measurements or (), wide)
+    if wide and reward["source"] == "surrogate":
+        given["knowing"] = "surrogate"
     compute = placed(args.compute)
     files = {d: str(Path(d).resolve()) for d in definitions if d.endswith(".json")}
     return Settings(

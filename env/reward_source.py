@@ -7,6 +7,7 @@ without one are rewarded by the model.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,18 @@ from ptxflow.env.tasks.arguments import find_device
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "checkpoints"
+kept = cache(read)
 
 
 class RewardError(BadInput):
     """A reward that cannot be had as it was asked for; the message is one line."""
 
 
-def committed_surrogates(device: str) -> list[str]:
-    """The surrogates in checkpoints/ for a device, relative to the repository, one a family."""
-    return [
-        str(path.relative_to(ROOT))
-        for path in sorted((ROOT / FOLDER).glob(f"surrogate-*-{device}.safetensors"))
-    ]
+def committed_surrogates(device: str, wide: bool = False) -> list[str]:
+    """The surrogates in checkpoints/ for a device, relative to the repository, one a family; or
+    those of wide spaces."""
+    pattern = f"{'wide-' * wide}surrogate-*-{device}.safetensors"
+    return [str(path.relative_to(ROOT)) for path in sorted((ROOT / FOLDER).glob(pattern))]
 
 
 def describe(
@@ -40,11 +41,12 @@ def describe(
     device: str,
     surrogates: Sequence[Path] = (),
     measurements: Sequence[Path] = (),
+    wide: bool = False,
 ) -> dict[str, Any]:
     """The description of a reward; `source` None is the surrogates where some are at hand, else the
     model. RewardError where a file is missing in the request, or given to a source that reads none.
     """
-    chosen = [stored(path) for path in surrogates] or committed_surrogates(device)
+    chosen = [stored(path) for path in surrogates] or committed_surrogates(device, wide)
     if source is None:
         source = "replay" if measurements else "surrogate" if chosen else "model"
     if source == "surrogate" and not chosen:
@@ -121,7 +123,7 @@ def wide_surrogate(family: Family, device: str) -> Reward | None:
     """The committed surrogate of a family's wide space, where there is one; SurrogateError where
     that is of other decisions, features or costs."""
     path = ROOT / FOLDER / f"wide-surrogate-{family.name}-{device}.safetensors"
-    return SurrogateReward(read(path)) if path.is_file() else None
+    return SurrogateReward(kept(path)) if path.is_file() else None
 
 
 def of_family(reward: Reward, family: str) -> Reward:

@@ -41,7 +41,7 @@ class FamilyConfig:
     hidden: int = 256
     layers: int = 2
     temperatures: tuple[float, float] | None = None  # least and most tau; None: of one, not told
-    knowing: bool = False  # whether it is told what the model says of some strategies, see `hints`
+    knowing: str = ""  # who says what some strategies are worth, see `hints`; or nobody
 
     @property
     def inputs(self) -> int:
@@ -60,10 +60,10 @@ class FamilyConfig:
         shape = dict(data["shape"])
         shape |= {name: tuple(shape[name]) for name in ("sizes", "features")}
         rows = {name: tuple(data[name]) for name in ("center", "gain")}
-        told = data.get("temperatures")
+        told, by = data.get("temperatures"), data.get("knowing", "")  # in older files, whether
         return FamilyConfig(
             FamilyShape(**shape), rows["center"], rows["gain"], data["hidden"], data["layers"],
-            tuple(told) if told else None, data.get("knowing", False),
+            tuple(told) if told else None, {True: "model", False: ""}.get(by, by),
         )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ class Standardise(nn.Module):
 
 
 TRUST = 0.5  # in hints, before training: the best with a choice is not all that it leads to
-BEHIND = 0.1  # of the attainable, that strategies which are not known are behind, before training
+BEHIND = 0.05  # of the attainable, that others are behind these, before training
 NONE = -1e4  # the logarithm of no weight, of which gradients can be taken
 
 
@@ -200,7 +200,7 @@ class FamilyPolicy(nn.Module):
         scale: Tensor,
         log_counts: Tensor,
         hints: Tensor | None = None,
-        known: tuple[Tensor, Tensor] | None = None,
+        known: tuple[Tensor, Tensor, Tensor] | None = None,
     ) -> Tensor:
         """[n, hidden] states -> [n, sizes[depth]] logits of the next choice; -inf where illegal.
 
@@ -208,13 +208,16 @@ class FamilyPolicy(nn.Module):
         [n, sizes[depth]] of the completions: uniform over strategies where it is high, and as
         1 / tau where it is low, as the target's are. An older policy has the head's alone. Where
         strategies are known, counts and logarithms of weights [n, sizes[depth]], these are added to
-        what the head says of the others.
+        what the head says of the others, from [n, 1] on, which these are behind the best.
         """
         own = slice(*self.edges[depth : depth + 2])
         x = self.hidden(depth, state)
         said = functional.linear(x, self.head[own], self.head_bias[own])
         if hints is not None:
             trust = functional.linear(x, self.trust[depth : depth + 1], self.trust_bias[depth])
+            if known is not None:  # others are behind what is known, or as far as the hints say
+                reached = known[2] / self.config.middle
+                said, hints = said + reached, (hints - reached).clamp(max=0)
             said = torch.addcmul(said, trust, hints)
         if known is not None:
             others = log_counts.double().exp() - known[0]

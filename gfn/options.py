@@ -109,7 +109,7 @@ class TrainConfig:
     stage_threshold: float = 0.12  # mean exact TV at which a stage is promoted
     stage_share: float = 0.06  # of the run, the most for a stage before the last
     warmup: int = 50  # steps
-    knowing: bool = False  # whether policies are told what the model says of some strategies
+    knowing: str = ""  # who tells policies what some strategies are worth, see `hints`; or nobody
     flat: float = 0.3  # of the run, before the learning rate decays
 
     def __post_init__(self) -> None:
@@ -167,9 +167,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--device any needs --preset shapes, and is rewarded by the model")
     if args.without and args.device != ANY:
         parser.error("--without needs --device any")
-    modelled = args.preset == "shapes" and args.reward in (None, "model")
-    if args.space == "wide" and not modelled and not args.resume:
-        parser.error("--space wide needs --preset shapes, and is rewarded by the model")
+    wide = args.preset == "shapes" and args.reward in (None, "model", "surrogate")
+    if args.space == "wide" and (not wide or args.surrogate) and not args.resume:
+        parser.error("--space wide needs --preset shapes, and checkpoints/ has its surrogates")
     if args.preset == "shapes" and args.measure:
         parser.error("--measure records workloads by name: --preset shapes has none")
     if args.resume:
@@ -200,7 +200,8 @@ def _subject(parser: Parser) -> None:
     add("--without", metavar="DEVICE", help="with --device any: never drawn, nor one near it")
     add("--space", choices=("listed", "wide"),
         help="which strategies there are (default: listed); wide: those of the families that have "
-        "finer decisions, with --preset shapes, judged on the listed part")  # fmt: skip
+        "finer decisions, with --preset shapes, judged on the listed part; by surrogates of their "
+        "own, where the device has some")  # fmt: skip
     add("--init", type=Path, metavar="CHECKPOINT",
         help="begin with this trained policy; families it has no part for get one, and those that "
         "are not trained now stay as they are")  # fmt: skip

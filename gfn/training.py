@@ -463,7 +463,7 @@ def network_config(spaces: Sequence[AnySpace], config: TrainConfig) -> NetworkCo
         own = [spaces[i] for i in ids]
         values = workload_features(own)
         if config.knowing:
-            values = torch.cat([values, hints(own).diagonal(dim1=1, dim2=2)], 1)
+            values = torch.cat([values, hints(own, config.knowing).diagonal(dim1=1, dim2=2)], 1)
         center, spread = values.mean(0), values.std(0, correction=0)
         gain = torch.where(spread > 1e-6, 1 / spread.clamp(min=LEAST_SPREAD), 0.0)
         rows = tuple(center.tolist()), tuple(gain.tolist())

@@ -10,7 +10,6 @@ trajectories of walks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -70,6 +69,7 @@ class Walks:
         self.log_leaves = torch.tensor([float(len(s)) for s in spaces], device=self.device).log()
         self.features = workload_features(spaces).to(self.device)
         self.spaces = spaces
+        self._told: dict[str, tuple[Tensor, Known]] = {}
 
     def _table(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -89,29 +89,25 @@ class Walks:
         tau = torch.full(workload.shape, TAU, device=self.device) if tau is None else tau
         policy = network.of(self.family)
         seen = self.seen(policy.config).index_select(0, workload)
-        said = None
-        if policy.config.knowing:
-            said = self.hints.index_select(0, workload)
-        out = policy.conditions(seen, tau, said)
-        if policy.config.knowing:
-            out = replace(out, known=(workload, self.known.masses(workload, tau)))
-        return out
+        if not policy.config.knowing:
+            return policy.conditions(seen, tau)
+        said, known = self.told(policy.config.knowing)
+        out = policy.conditions(seen, tau, said.index_select(0, workload))
+        return replace(out, known=(workload, known.masses(workload, tau)))
 
-    @cached_property
-    def hints(self) -> Tensor:
-        """[W, choices, choices] `hints.hints` of the workloads."""
-        return hints(self.spaces).to(self.device)
-
-    @cached_property
-    def known(self) -> Known:
-        """Strategies of the workloads that the model was asked for."""
-        return Known.of(self.spaces, self.device)
+    def told(self, by: str) -> tuple[Tensor, Known]:
+        """[W, choices, choices] `hints.hints` of the workloads by who is asked, and the strategies
+        that they rest on."""
+        if by not in self._told:
+            known = Known.of(self.spaces, self.device, by)
+            self._told[by] = hints(self.spaces, by).to(self.device), known
+        return self._told[by]
 
     def seen(self, config: FamilyConfig) -> Tensor:
         """[W, features] what a policy of this configuration sees of the workloads; hints last."""
         if not config.knowing:
             return self.features
-        return torch.cat([self.features, self.hints.diagonal(dim1=1, dim2=2)], 1)
+        return torch.cat([self.features, self.told(config.knowing)[0].diagonal(dim1=1, dim2=2)], 1)
 
     def logits(
         self,
@@ -129,7 +125,9 @@ class Walks:
         said, known = policy.hinted(depth, conditions, which, prefix), None
         if conditions.known is not None:
             workload, masses = conditions.known
-            known = self.known.below(depth, workload[which], which, masses, prefix)
+            known = self.told(policy.config.knowing)[1].below(
+                depth, workload[which], which, masses, prefix
+            )
         return policy.logits(depth, state, scale, log_counts, said, known)
 
     def step_log_probs(

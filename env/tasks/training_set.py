@@ -182,7 +182,7 @@ PRESETS = {
         minutes=24.0,
         measurements=4,
         shapes=256,
-        train={"stages": 1, "batch": 512, "workloads": 16, "knowing": True},
+        train={"stages": 1, "batch": 512, "workloads": 16, "knowing": "model"},
     ),
     "demo": Preset(
         (

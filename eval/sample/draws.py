@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.family import Family
@@ -46,6 +47,7 @@ from ptxflow.eval.sample.selection import (
     REWARD,
     choose,
     far_from_training,
+    listed_best,
     reward_within,
 )
 from ptxflow.gfn import inference
@@ -80,9 +82,10 @@ def usual_checkpoint(
 ) -> Path:
     """The device's policy; the one for any shape and device where these workloads of a definition
     are all far from what the first was trained on, and none from what the other was. Of a wide
-    space that which draws from it, where there is one."""
-    if wide and of_wide(WIDE, find_family(definition)):
-        return WIDE
+    space that which draws from it, where there is one: the device's, or any's."""
+    for path in (WIDE.with_name(f"wide-{device}.safetensors"), WIDE) if wide else ():
+        if of_wide(path, find_family(definition)):
+            return path
 
     def far(path: Path) -> list[bool]:
         about = read(path).config
@@ -113,21 +116,23 @@ def scored(
     sharpness: float,
     tau: float = TAU,
     draws: bool = True,
-) -> tuple[Pool, int]:
-    """What k strategies are chosen from, and of how many a search of the reward asked: all of a
-    space that is listed, else draws of the policy, unless it has none, and what the search found,
-    of those that are alike one."""
+) -> tuple[Pool, int, NDArray[np.int64] | None]:
+    """What k strategies are chosen from, of how many a search of the reward asked, and codes of
+    `listed_best`: all of a space that is listed, else draws of the policy, unless it has none, what
+    the search found, of those that are alike one, and these."""
     if not isinstance(space, RelationSpace):
         pool = (
             score(policy, space, k, seed, sharpness, tau) if draws else undrawn(space, len(space))
         )
-        return pool, 0
+        return pool, 0, None
     most, part = max(k, inference.POOL), space.plain()
     drawn = score(policy, part, most, seed, sharpness, tau) if draws else None
     reward = reward_within(policy.about if draws else {}, space)[0]
     codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), seed)
     found, _ = apart(codes, tflops)
-    return with_found(drawn, policy, part, found[:most], tau), len(codes)
+    sure = listed_best(part, k, seed)
+    every = found[:most] if sure is None else np.concatenate([sure, found[:most]])
+    return with_found(drawn, policy, part, every, tau), len(codes), sure
 
 
 def apart(codes: Codes, tflops: Values) -> tuple[Codes, Values]:
@@ -137,7 +142,7 @@ def apart(codes: Codes, tflops: Values) -> tuple[Codes, Values]:
 
 
 def drawn(
-    place: Place, checkpoint: Path, device: str, k: int, seed: int, sharpness: float,
+    place: Place, checkpoint: Path | None, device: str, k: int, seed: int, sharpness: float,
     source: str = POLICY, wide: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The rows of a workload: definition (itself, where it is a file's), axes, family, choices; the
@@ -147,11 +152,12 @@ def drawn(
     definition = load(name)
     family, problem = find_problem(definition, axes)
     space = find_whole_space(family.wide if wide else family, problem, find_device(device))
+    checkpoint = checkpoint or usual_checkpoint(device, definition, axes, wide=wide)
     policy, draws = the_policy(checkpoint), not wide or of_wide(checkpoint, family)
     source = source if draws else REWARD
-    pool, _ = scored(policy, space, k, seed, sharpness, draws=draws)
+    pool, _, sure = scored(policy, space, k, seed, sharpness, draws=draws)
     about = policy.about if draws else {}
-    found = choose(about, definition, pool.space, pool.log_probs, pool.drawn, k, source)
+    found = choose(about, definition, pool.space, pool.log_probs, pool.drawn, k, source, sure)
     places = found.places
     if source != POLICY:
         places = places[np.argsort(-found.predicted[places], kind="stable")]
@@ -194,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         found = places(chosen, args.workloads, args.rows)
     wide = args.space == "wide"
-    checkpoint = args.checkpoint or (WIDE if wide else default_checkpoint(device))
+    checkpoint = args.checkpoint or (None if wide else default_checkpoint(device))
     draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
                    sharpness=args.sharpness, source=args.source, wide=wide)  # fmt: skip
     parts = list(each(draw, found, args.jobs, "draws", "workload"))

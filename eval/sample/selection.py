@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.kernels import family as family_named
+from ptxflow.env.relation import relate
 from ptxflow.env.reward import ModelReward, Reward
 from ptxflow.env.reward_source import build, describe, of_family, wide_surrogate
+from ptxflow.env.search import USUAL
 from ptxflow.env.space import Space, StrategySpace
 from ptxflow.env.surrogate import SurrogateError
 from ptxflow.env.tasks.arguments import product
@@ -20,9 +22,10 @@ from ptxflow.env.tasks.definition import Definition, DefinitionError, load
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.shapes import RANGES
 from ptxflow.env.tasks.training_set import PRESETS, registered, row_of
-from ptxflow.eval.sample.widened import WideReward
+from ptxflow.eval.sample.widened import WideReward, widened
 
 POLICY, REWARD, BOTH = "policy", "reward", "both"
+ELSEWHERE = {"settings": {"device": "any"}}  # trained there: a device's own surrogates rank
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -55,12 +58,14 @@ def choose(
     draws: Ints,
     k: int,
     source: str = BOTH,
+    listed: Ints | None = None,
 ) -> Chosen:
     """min(k, n) distinct strategies: draws of the policy, the reward's best, or half of each.
 
     about      the header of the policy's checkpoint
     log_probs  [n] the policy's
     draws      places of distinct draws of the policy, min(k, n) of them or more
+    listed     codes of a wide space's best listed strategies: half of the reward's are of these
 
     Of both the policy has the odd one, and the reward's are its best that were not drawn.
     """
@@ -69,6 +74,10 @@ def choose(
     k = min(k, len(space))
     drawn = draws[: {POLICY: k, REWARD: 0, BOTH: k - k // 2}[source]]
     order = np.argsort(-np.nan_to_num(predicted), kind="stable")
+    if listed is not None:
+        sure = np.searchsorted(space.codes, listed)
+        sure = sure[~np.isin(sure, drawn)][: (k - len(drawn)) // 2]
+        order = np.concatenate([sure, order[~np.isin(order, sure)]])
     best = order[~np.isin(order, drawn)][: k - len(drawn)]
     far = len(drawn) and far_from_training(about, definition, dict(space.problem.axes))
     if far:
@@ -117,6 +126,20 @@ def reward_within(about: Mapping[str, Any], space: StrategySpace) -> tuple[Rewar
             own, remarks = None, (*remarks, str(error))
         reward = own or WideReward(reward, family_named(space.family.name))
     return reward, remarks
+
+
+def listed_best(space: StrategySpace, most: int, seed: int) -> Ints | None:
+    """Of a wide space with a surrogate of its own, which errs where little was measured, codes of
+    the best by the listed space's, best first; else None."""
+    family, device = space.family, space.device.name
+    if not family.implied or isinstance(
+        reward_within(ELSEWHERE, space)[0], WideReward | ModelReward
+    ):
+        return None
+    reward, usual = reward_of(ELSEWHERE, device, family.name)[0], family_named(family.name)
+    whole = relate(usual, space.problem, space.device)
+    codes, _ = USUAL.run(whole, lambda found: reward.tflops(whole, found), seed)
+    return widened(codes[:most], usual)
 
 
 def far_from_training(

@@ -8,15 +8,14 @@ Of each workload every strategy is listed and rewarded by what the policy was tr
 distances are exact; of a space of more than --most such a part, around a draw of the policy. Shares
 are of the best TFLOP/s by that reward, of a larger space of the best that any method or a longer
 search found. `search` asks the reward as often as a policy's hints ask the model
-(`gfn/hints.py`), `timed` searches for as long as a policy takes with its hints; `look-up` takes the
-best of the nearest workload of the 46 definitions' training set. Intervals of 95% are over
-workloads.
+(`gfn/hints.py`); `look-up` takes the best of the nearest workload of the 46 definitions' training
+set. Intervals of 95% are over workloads.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -34,11 +33,11 @@ from ptxflow.env.space import Codes
 from ptxflow.env.tasks.training_set import PRESETS, chosen
 from ptxflow.eval.bench.markdown import markdown, publish
 
-OVER = ("search", "timed", "look-up")
+OVER = ("search", "look-up")
 K, SEEDS = 8, 16  # strategies that are tried, and draws of them
 SHARPNESS = 2.0
 TEMPERATURES = (0.005, 0.01, 0.02, 0.1)
-METHODS = ("policy", "search", "timed", "look-up", "uniform")
+METHODS = ("policy", "search", "look-up", "uniform")
 THOROUGH = Search(drawn=4096, rounds=24, kept=256, crossed=2048)
 Array = NDArray[np.float64]
 
@@ -103,7 +102,6 @@ def judged(asked: Asked) -> dict[str, Any]:
     picks: dict[str, list[Array]] = {
         "policy": [worth(draw(K, s, SHARPNESS, asked.tau)[0]) for s in range(SEEDS)],
         "search": [SEARCH.run(space, worth, s + 1)[1][:K] for s in range(SEEDS // 4)],
-        "timed": [_timed(partial(SEARCH.run, space, worth), seconds)],
         "uniform": [worth(space.sample_uniform(K, rng)) for _ in range(SEEDS)],
     }
     part = space
@@ -131,15 +129,6 @@ def judged(asked: Asked) -> dict[str, Any]:
     row = {"family": asked.family, "device": space.device.name, "axes": dict(space.problem.axes)}
     told = {"leaves": len(space), "judged": len(part), "distance": distances[asked.tau]}
     return row | told | {"distances": distances, "best": best, "seconds": seconds}
-
-
-def _timed(search: Callable[[int], tuple[Codes, Array]], seconds: float) -> Array:
-    """What searches find one after the other, until the time of a policy's draws is over."""
-    begin, found, seed = time.process_time(), list[Array](), 100
-    while not found or time.process_time() - begin < seconds:
-        found.append(search(seed)[1])
-        seed += 1
-    return np.sort(np.concatenate(found))[::-1][:K]
 
 
 def by_temperature(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -8,17 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.device import B200
+from ptxflow.compiler.device import B200, H200
 from ptxflow.env import reward_source
 from ptxflow.env.cost import model_tflops
 from ptxflow.env.measurements import Measurement
+from ptxflow.env.relation import relate
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.reward_source import describe
+from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import SurrogateReward
+from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
+from ptxflow.eval.sample import selection
 from ptxflow.eval.sample.draws import ANY, default_checkpoint, usual_checkpoint
 from ptxflow.eval.sample.portfolio import choose, costs, mean_loss, merged
-from ptxflow.eval.sample.selection import far_from_training, reward_of
+from ptxflow.eval.sample.selection import far_from_training, listed_best, reward_of
+from ptxflow.eval.sample.widened import widened
 from ptxflow.eval.study.draws import SHARPNESSES, best_of, by_model, sharpness
 from ptxflow.eval.study.metrics import measured_target
 from ptxflow.eval.study.search.replay import Replay, relative_times
@@ -108,7 +113,7 @@ def test_of_surrogates_the_family_s_alone_is_read(
 def test_a_policy_of_another_device_is_told(
     about: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reward_source, "committed_surrogates", lambda device: [])
+    monkeypatch.setattr(reward_source, "committed_surrogates", lambda device, wide: [])
     reward, remarks = reward_of(about, "h100", "rmsnorm")
     assert isinstance(reward, ModelReward)
     assert remarks == ("the policy is H200's; the analytic model of H100 ranks its draws",)
@@ -242,3 +247,20 @@ def test_merging_changes_no_size(seed: int) -> None:
         new = tuple(np.searchsorted(b, v) for b, v in zip(found, place, strict=True))
         assert cells[old] == fewer[new]
     assert merged(found, fewer)[0] == found  # nothing is left to merge
+
+
+def test_of_a_wide_space_with_a_surrogate_some_are_the_best_listed_ones() -> None:
+    gemm, axes = load("gemm_n256_k7168"), {"M": 1725}
+    family, problem = find_problem(gemm, axes)
+    wide = relate(family.wide, problem, H200).plain()
+    listed = listed_best(wide, 8, 0)
+    assert listed is not None and listed_best(relate(family, problem, H200), 8, 0) is None
+    assert listed_best(relate(family.wide, problem, B200).plain(), 8, 0) is None, "no surrogate"
+    assert np.isin(listed, widened(enumerate_space(family, problem, H200).codes, family)).all()
+    every = np.unique(np.concatenate([listed, wide.sample_uniform(50, np.random.default_rng(0))]))
+    space = Space(wide.family, problem, H200, every)
+    draws = np.flatnonzero(~np.isin(every, listed))[:8]
+    logs = np.zeros(len(every))
+    found = selection.choose({}, gemm, space, logs, draws, 8, listed=listed)
+    assert found.places.tolist()[:4] == draws.tolist()[:4] and found.drawn == 4
+    assert every[found.places[4:6]].tolist() == listed[:2].tolist(), "half of the reward's share"

@@ -13,8 +13,10 @@ from ptxflow.compiler.device import B200, DEVICES, H200
 from ptxflow.compiler.kernels.gemm import GEMM
 from ptxflow.env.measurements import read_lines
 from ptxflow.env.relation import relate
+from ptxflow.env.reward import ModelReward
 from ptxflow.env.search import Search
 from ptxflow.env.space import enumerate_space
+from ptxflow.env.surrogate import SurrogateReward
 from ptxflow.env.tasks.definition import load
 from ptxflow.env.tasks.shapes import DEVICE_RANGES, RANGES, Stream, random_device, size
 from ptxflow.env.tasks.training_set import PRESETS, ROWS, registered
@@ -23,10 +25,11 @@ from ptxflow.eval.sample.draws import ANY, WIDE, of_wide
 from ptxflow.eval.study import any_shape
 from ptxflow.gfn import hints
 from ptxflow.gfn.inference import at_temperature, load_policy
-from ptxflow.gfn.options import TrainConfig
+from ptxflow.gfn.options import Settings, TrainConfig, parse
 from ptxflow.gfn.targets import part_around
 from ptxflow.gfn.training import RENEW_EVERY, Trainer
 
+FITTED = ("gemm", "gqa_decode", "moe")  # whose wide spaces have surrogates
 FAMILIES = sorted({f.name for row in ROWS for n in row.definitions if (f := registered(load(n)))})
 
 
@@ -148,7 +151,7 @@ def test_a_policy_of_wide_spaces_is_trained_and_judged_on_parts(
         assert 2000 >= row["judged"] < row["leaves"]
         assert row["distances"].keys() == {"0.005", "0.01", "0.02", "0.1"}
         assert all(0 < d < 1 for d in row["distances"].values())
-        assert row["best"]["uniform"] < row["best"]["policy"] <= 1 >= row["best"]["timed"]
+        assert row["best"]["uniform"] < row["best"]["policy"] <= 1 >= row["best"]["search"]
         assert "look-up" not in row["best"]
     assert train.main([*argv, "--definitions", "rmsnorm_h4096", "--overwrite"]) == 2
     assert "none of these families has a wide space" in capsys.readouterr().err
@@ -179,12 +182,31 @@ def test_the_page_quotes_what_was_judged(policy: Path) -> None:
     assert {r["family"] for r in rows} == {f.name for f in known}
 
 
+def test_of_a_wide_space_a_device_with_surrogates_is_trained_by_them() -> None:
+    def of(device: str, *more: str) -> Settings:
+        argv = ["--preset", "shapes", "--space", "wide", "--compute", "cpu", "--device", device]
+        return train.new_settings(parse([*argv, *more]))
+
+    made, modelled = of("h200"), of("any")
+    wide = {f"checkpoints/wide-surrogate-{f}-h200.safetensors" for f in FITTED}
+    assert set(made.reward["surrogates"]) == wide and made.train["knowing"] == "surrogate"
+    assert modelled.reward == of("b200").reward == of("h200", "--reward", "model").reward
+    assert modelled.reward == {"source": "model"} and modelled.train["knowing"] == "model"
+    (space,) = Stream("gemm", H200, wide=True).draw(1, np.random.default_rng(1))
+    codes = space.sample_uniform(20, np.random.default_rng(1))
+    assert isinstance(rewarder := hints.rewarder(space, "surrogate"), SurrogateReward)
+    by_model = hints.rewarder(space, "model").tflops(space, codes)
+    assert not np.allclose(rewarder.tflops(space, codes), by_model)
+    (bare,) = Stream("gqa_prefill", H200, wide=True).draw(1, np.random.default_rng(1))
+    assert isinstance(hints.rewarder(bare, "surrogate"), ModelReward), "it has none of its own"
+
+
 def test_options_of_any_device_are_refused_where_they_mean_nothing() -> None:
     for argv in (["--device", "any"], ["--without", "h100"],
                  ["--preset", "shapes", "--measure", "4"],
                  ["--preset", "shapes", "--device", "any", "--reward", "replay"],
                  ["--space", "wide"],
-                 ["--preset", "shapes", "--space", "wide", "--reward", "surrogate"]):  # fmt: skip
+                 ["--preset", "shapes", "--space", "wide", "--reward", "replay"]):  # fmt: skip
         with pytest.raises(SystemExit):
             train.main(argv)
 
