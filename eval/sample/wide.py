@@ -1,13 +1,17 @@
 """What a wide space is worth: `python -m ptxflow.eval.sample.wide RECORDS...`.
 
 By workload the fastest strategy that was measured, beside the fastest of the listed space, timed in
-the same rounds; by decision what is lost without it.
+the same rounds; by decision what is lost without it. With `--than`, beside the fastest of other
+records, of the same rounds.
 """
 
+import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import geometric_mean, median
+from statistics import geometric_mean
+
+import numpy as np
 
 from ptxflow.command import Parser, reports
 from ptxflow.compiler.family import Choice, Strategy
@@ -15,11 +19,12 @@ from ptxflow.env.measurements import SCREEN
 from ptxflow.env.tasks.arguments import find_device, find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.markdown import markdown
-from ptxflow.eval.bench.records import Record, require_records
+from ptxflow.eval.bench.records import Record, RecordError, require_records
+from ptxflow.eval.study.metrics import drawn_again, ends
+from ptxflow.eval.study.tables import band, percent
 
 NOTABLE = 1.01  # a gain that is more than noise
-HEADS = ("decision", "workloads", "best has it", "loss without", "most", "pairs", "median", "most",
-         f"over {NOTABLE}")  # fmt: skip
+HEADS = ("decision", "workloads", "best has it", "loss without", "most")
 RULES = "rules alone"  # all choices are listed ones, and listed rules refuse them
 
 
@@ -65,16 +70,6 @@ class Measured:
             usual = (self.implied.get(name, "usual"),)
         return [c.get(name, usual[0]) not in usual for c in self.choices]
 
-    def pairs(self, name: str) -> list[float]:
-        """How much faster strategies that use a decision are than those that differ in it alone."""
-        used, out = self.uses(name), []
-        rest = [{n: x for n, x in c.items() if n != name} for c in self.choices]
-        for i, has in enumerate(used):
-            for j, other in enumerate(used):
-                if has and not other and rest[i] == rest[j]:
-                    out.append(_us(self.records[j]) / _us(self.records[i]))
-        return out
-
 
 def _us(record: Record) -> float:
     return record.latency_us["median"] if record.latency_us else float("inf")
@@ -94,6 +89,32 @@ def measured(records: Iterable[Record]) -> list[Measured]:
     return out
 
 
+def refined(records: Iterable[Record]) -> dict[str, float]:
+    """Of each workload the least microseconds of those timed again."""
+    out: dict[str, float] = {}
+    for r in records:
+        if r.timing_pass != SCREEN and r.status == "ok" and r.correct is not False:
+            label = " ".join([r.definition, *(f"{n}={v}" for n, v in r.axes.items())])
+            out[label] = min(_us(r), out.get(label, math.inf))
+    return out
+
+
+def beside(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
+    """A row a workload that both have, and how much faster ours are, 95% over workloads."""
+    both = sorted(ours.keys() & theirs.keys(), key=lambda w: theirs[w] / ours[w])
+    if not both:
+        raise RecordError("the files have no workload in common that was timed again")
+    rows = [[w, f"{theirs[w]:.1f}", f"{ours[w]:.1f}", f"{theirs[w] / ours[w]:.3f}"] for w in both]
+    gains = np.array([[theirs[w] / ours[w]] for w in both])
+    low, high = ends(drawn_again(gains))
+    mean = percent(float(np.expm1(np.log(gains).mean())))
+    return "\n".join([
+        markdown(("workload", "theirs us", "ours us", "gain"), rows, 1),
+        f"{len(both)} workloads: faster by {mean} ({band((low, high))}), least {gains.min():.3f}; "
+        f"{(gains < 1 / NOTABLE).sum()} slower by more than 1%",
+    ])  # fmt: skip
+
+
 def workloads_table(found: Sequence[Measured]) -> str:
     """Microseconds and the library's ratio of both, those first where the library is ahead most."""
     rows = []
@@ -106,8 +127,7 @@ def workloads_table(found: Sequence[Measured]) -> str:
 
 def decisions_table(found: Sequence[Measured]) -> str:
     """Of each decision over workloads where it was tried: how often the best has it; how much
-    slower the best without it is, geometric mean and most; pairs of strategies that differ in it
-    alone."""
+    slower the best without it is, geometric mean and most."""
     rows = []
     names = dict.fromkeys(n for m in found for c in m.choices for n in c)
     for name in (*names, RULES):
@@ -115,25 +135,24 @@ def decisions_table(found: Sequence[Measured]) -> str:
         if not tried:
             continue
         loss = [_us(m.records[m.uses(name).index(False)]) / _us(m.records[0]) for m in tried]
-        both = [x for m in tried for x in m.pairs(name)]
-        alone = ["-"] * 3
-        if both:
-            over = sum(x > NOTABLE for x in both)
-            alone = [f"{median(both):.3f}", f"{max(both):.3f}", str(over)]
-        rows.append([
-            name, str(len(tried)), str(sum(m.uses(name)[0] for m in tried)),
-            f"{geometric_mean(loss):.3f}", f"{max(loss):.3f}",
-            str(len(both)), *alone,
-        ])  # fmt: skip
+        best = str(sum(m.uses(name)[0] for m in tried))
+        cells = f"{geometric_mean(loss):.3f}", f"{max(loss):.3f}"
+        rows.append([name, str(len(tried)), best, *cells])
     return markdown(HEADS, rows, 1)
 
 
-@reports("wide")
+@reports("wide", RecordError)
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit 0, or 2 where a file cannot be used."""
     parser = Parser(prog="python -m ptxflow.eval.sample.wide", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="records")
-    found = measured(r for path in parser.parse_args(argv).files for r in require_records(path))
+    parser.add_argument("--than", type=Path, metavar="FILE", help="records of other draws")
+    args = parser.parse_args(argv)
+    records = [r for path in args.files for r in require_records(path)]
+    if args.than:
+        print(beside(refined(records), refined(require_records(args.than))))
+        return 0
+    found = measured(records)
     gains = [m.gain for m in found]
     print(workloads_table(found))
     print(

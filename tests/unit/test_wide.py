@@ -1,6 +1,7 @@
 """The wide space of a family holds the listed one, whose strategies keep their names and keys."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from ptxflow.compiler.kernels.gemm import GEMM
 from ptxflow.env.relation import relate
 from ptxflow.env.reward import ModelReward
 from ptxflow.env.space import decision_digest, enumerate_space
+from ptxflow.eval.bench.records import RecordError, require_records
+from ptxflow.eval.sample import wide
 from ptxflow.eval.sample.widened import WideReward
 from tests.builders import gemm_problem, toy_family
 from tests.families import gqa_decode, moe
@@ -88,3 +91,19 @@ def test_a_rule_that_hides_an_implied_decision_is_refused() -> None:
     toy = toy_family("toy", (Decision("swap", (0, 1), ""),), (), more=more)
     with pytest.raises(ValueError, match="'looks twice' reads what it does not declare"):
         relate(toy.wide, gemm_problem(17, 4096, 4096), H200)
+
+
+def test_draws_of_the_wide_space_are_as_fast_as_the_page_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = Path(wide.__file__).resolve().parents[2]
+    results, page = root / "eval" / "results", (root / "env" / "README.md").read_text()
+    listed = str(results / "sampled-listed-h200.jsonl.xz")
+    for name in ("wide", "mixed"):
+        assert wide.main([str(results / f"sampled-{name}-h200.jsonl.xz"), "--than", listed]) == 0
+        told = capsys.readouterr().out.splitlines()[-1].partition("faster by ")[2]
+        assert told.partition(";")[0] in " ".join(page.split())
+    same = wide.refined(require_records(Path(listed)))
+    assert wide.beside(same, same).endswith("least 1.000; 0 slower by more than 1%")
+    with pytest.raises(RecordError, match="no workload in common"):
+        wide.beside(same, {})
