@@ -8,7 +8,7 @@ import numpy as np
 from ptxflow.compiler.emulator.clocks import GENERIC, Clocks
 from ptxflow.compiler.emulator.control import own
 from ptxflow.compiler.emulator.fault import Fault
-from ptxflow.compiler.emulator.lanes import Array, any_of, lanes_in
+from ptxflow.compiler.emulator.lanes import Array, all_of, any_of, lanes_in
 from ptxflow.compiler.emulator.memory import LANDING, READY, SHIFT, Buffer, Places, span
 from ptxflow.compiler.emulator.moves import own_offsets
 from ptxflow.compiler.emulator.operands import Line, action, operation, uniform
@@ -64,23 +64,23 @@ def copy(line: Line) -> Step:
         at, origin = (w.vector(x(w), 64)[lanes].astype(np.int64) for x in (target, source))
         bytes_kept = w.vector(kept(w), 32)[lanes]
         into, out_of = (Places.of(first, 1, count) for first in (at, origin))
-        whole = into.aligned(count) and out_of.aligned(count)
-        if not whole or any_of(bytes_kept > count):
+        if not (into.aligned(count) and out_of.aligned(count)) or any_of(bytes_kept > count):
             raise Fault(f"addresses are not multiples of {count}, or the source is larger")
         shared, into = w.cta.shared, own_offsets(w, into)
         places = shared.index(into)[:, 0]
         states = shared.state.reshape(-1, count)
         held = states[places]
-        if any_of(held == LANDING):
+        if LANDING in held.tobytes():
             problem = shared.unreadable(held, into.bytes[:, 0], (READY,))
             raise Fault(f"writes: {problem}")
         states[places] = LANDING
         by = stream(w, COPY)
         issue(w, by, shared.shadow, *into.granules(), "w", GENERIC)
         sources = []
-        for length in sorted(set(bytes_kept.tolist()) - {0}):
+        for length in sorted({*bytes_kept.tolist()} - {0}):
             mine = bytes_kept == length
-            runs = Places.of(origin[mine], length, 1)
+            whole = length == count and all_of(mine)
+            runs = out_of if whole else Places.of(origin[mine], length, 1)
             buffer = w.cta.machine.memory.find(runs.low, runs.end)
             runs = runs.moved(-buffer.base)
             issue(w, by, buffer.shadow, *runs.granules(), "r", GENERIC)

@@ -72,7 +72,7 @@ def _spread(differences: bytes, count: int, size: int) -> Spread:
     return Spread(held, int(held.min()), int(held.max()), bits, words, {})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Places:
     """Runs of `count` words of `size` bytes in a row, at addresses: the first of them, and how all
     lie to it, which is looked at once for the same differences."""

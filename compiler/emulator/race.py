@@ -188,12 +188,11 @@ class Races:
             return
         kinds = ids.astype(np.int64) << 16 | (FULL if masks is None else masks)
         found, known = kinds.tolist(), set[tuple[int, int]]()
-        for kind in dict.fromkeys(found):
+        then = dict.fromkeys(found, 0)
+        for kind in then:
             history, mask, place = kind >> 16, kind & FULL, int(granules[found.index(kind)])
-            new = self._step(shadow, history, mask, access, clocks, place, lanes, known)
-            if new != history:
-                ids[kinds == kind] = new
-        shadow.ids[granules] = ids
+            then[kind] = self._step(shadow, history, mask, access, clocks, place, lanes, known)
+        shadow.ids[granules] = np.fromiter(map(then.__getitem__, found), np.int32)
 
     def _step(
         self, shadow: Shadow, history: int, mask: int, access: Access, clocks: Actor, granule: int,

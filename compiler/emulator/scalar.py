@@ -57,8 +57,9 @@ def _binary(line: Line, width: int, compute: Two) -> Step:
     mask = MASKS[width]
 
     def wrapped(a: Value, b: Value) -> Value:
-        out = compute(*alike(a, b, width))
-        return out if out.__class__ is np.ndarray else out & mask
+        if a.__class__ is np.ndarray:
+            return compute(a, b if b.__class__ is np.ndarray else broadcast(b, width))
+        return compute(broadcast(a, width), b) if is_vector(b) else compute(a, b) & mask
 
     return line.result(width, (width, width), wrapped)
 

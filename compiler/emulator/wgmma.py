@@ -83,12 +83,8 @@ class Warpgroup:
         for tile in new.tiles:  # every warp must know of the operands
             issue(w, self.stream, w.cta.shared.shadow, tile.chunks, None, "r")
         old = self.products[at]
-        if (old.line, old.descriptors, old.scale_d, old.chained) != (
-            new.line,
-            new.descriptors,
-            new.scale_d,
-            new.chained,
-        ):
+        mine, theirs = ((p.line, p.descriptors, p.scale_d, p.chained) for p in (new, old))
+        if mine != theirs:
             raise Fault(
                 f"warps of the warpgroup disagree: another one issued line {old.line} with "
                 f"descriptors {', '.join(f'0x{d:X}' for d in old.descriptors)}"
@@ -133,10 +129,11 @@ class Warpgroup:
             w.land(slots, out[16 * me + row, column])
         self.owed[me] &= busy
 
-    def flying(self, w: Warp) -> set[tuple[int, ...]]:
-        """The warp's accumulators in flight."""
+    def flies(self, w: Warp, slots: tuple[int, ...]) -> bool:
+        """Whether these accumulators of the warp are in flight."""
         me = w.index % WARPS
-        return self.owed[me] | {p.slots for p in self.products[self.landed[me] : self.position[me]]}
+        flying = self.products[self.landed[me] : self.position[me]]
+        return any(p.slots == slots for p in reversed(flying)) or slots in self.owed[me]
 
 
 class Warpgroups:
@@ -255,7 +252,7 @@ def multiply(line: Line) -> Step:
         scale = bool(uniform(w, form.scale_d(w), "scale-d"))
         group = w.cta.unit(Warpgroups).of(w)
         flight = key & w.flight.keys()
-        if flight and (flight != key or form.slots not in group.flying(w)):
+        if flight and (flight != key or not group.flies(w, form.slots)):
             raise Fault("some of its accumulators are in flight in another shape")
         new = Product(
             number, form.n, form.kinds, scale, form.slots, descriptors, tiles, bool(flight)
