@@ -234,7 +234,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     many = size(34, 12, 5 * page, (-16 * k.head_ctas, 8) if k.cut > 1 else ())
     turn = (2 * k.stages + 1) * k.tile + 3
-    full = (k.chunk or 2 * k.stages * k.tile) + k.tile if k.decodes else max(4, k.cut) * k.tile
+    full = (k.chunk or 2 * k.stages * k.tile) + k.tile if k.decodes else 4 * k.tile
     chunk = ((1, k.chunk - 1), (1, 1)) if k.chunk else ()
     few = k.cut <= 2 and not k.decodes
     asked = max(1, 2 * k.queries - 1)
