@@ -22,7 +22,7 @@ from ptxflow.env.tasks.arguments import find_device
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = "checkpoints"
-kept = cache(read)
+read_once = cache(read)
 
 
 class RewardError(BadInput):
@@ -123,7 +123,7 @@ def wide_surrogate(family: Family, device: str) -> Reward | None:
     """The committed surrogate of a family's wide space, where there is one; SurrogateError where
     that is of other decisions, features or costs."""
     path = ROOT / FOLDER / f"wide-surrogate-{family.name}-{device}.safetensors"
-    return SurrogateReward(kept(path)) if path.is_file() else None
+    return SurrogateReward(read_once(path)) if path.is_file() else None
 
 
 def of_family(reward: Reward, family: str) -> Reward:

@@ -60,10 +60,12 @@ class FamilyConfig:
         shape = dict(data["shape"])
         shape |= {name: tuple(shape[name]) for name in ("sizes", "features")}
         rows = {name: tuple(data[name]) for name in ("center", "gain")}
-        told, by = data.get("temperatures"), data.get("knowing", "")  # in older files, whether
+        told, by = data.get("temperatures"), data.get("knowing") or ""
+        if not isinstance(by, str):  # those told by the model did not know where its search ended
+            raise KeyError("knowing")
         return FamilyConfig(
             FamilyShape(**shape), rows["center"], rows["gain"], data["hidden"], data["layers"],
-            tuple(told) if told else None, {True: "model", False: ""}.get(by, by),
+            tuple(told) if told else None, by,
         )  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def scored(
     reward = reward_within(policy.about if draws else {}, space)[0]
     codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), seed)
     found, _ = apart(codes, tflops)
-    sure = listed_best(part, k, seed)
+    sure = listed_best(part, reward, k, seed)
     every = found[:most] if sure is None else np.concatenate([sure, found[:most]])
     return with_found(drawn, policy, part, every, tau), len(codes), sure
 

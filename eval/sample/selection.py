@@ -25,7 +25,6 @@ from ptxflow.env.tasks.training_set import PRESETS, registered, row_of
 from ptxflow.eval.sample.widened import WideReward, widened
 
 POLICY, REWARD, BOTH = "policy", "reward", "both"
-ELSEWHERE = {"settings": {"device": "any"}}  # trained there: a device's own surrogates rank
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -128,17 +127,15 @@ def reward_within(about: Mapping[str, Any], space: StrategySpace) -> tuple[Rewar
     return reward, remarks
 
 
-def listed_best(space: StrategySpace, most: int, seed: int) -> Ints | None:
-    """Of a wide space with a surrogate of its own, which errs where little was measured, codes of
-    the best by the listed space's, best first; else None."""
-    family, device = space.family, space.device.name
-    if not family.implied or isinstance(
-        reward_within(ELSEWHERE, space)[0], WideReward | ModelReward
-    ):
+def listed_best(space: StrategySpace, reward: Reward, most: int, seed: int) -> Ints | None:
+    """Of a wide space ranked by a surrogate of its own, which errs where little was measured, codes
+    of the best by the listed space's, best first; else None."""
+    if not space.family.implied or isinstance(reward, WideReward | ModelReward):
         return None
-    reward, usual = reward_of(ELSEWHERE, device, family.name)[0], family_named(family.name)
+    usual = family_named(space.family.name)
+    listed = reward_of({"settings": {"device": "any"}}, space.device.name, usual.name)[0]
     whole = relate(usual, space.problem, space.device)
-    codes, _ = USUAL.run(whole, lambda found: reward.tflops(whole, found), seed)
+    codes, _ = USUAL.run(whole, lambda found: listed.tflops(whole, found), seed)
     return widened(codes[:most], usual)
 
 

@@ -22,7 +22,7 @@ from ptxflow.env.tasks.definition import load
 from ptxflow.eval.sample import selection
 from ptxflow.eval.sample.draws import ANY, default_checkpoint, usual_checkpoint
 from ptxflow.eval.sample.portfolio import choose, costs, mean_loss, merged
-from ptxflow.eval.sample.selection import far_from_training, listed_best, reward_of
+from ptxflow.eval.sample.selection import far_from_training, listed_best, reward_of, reward_within
 from ptxflow.eval.sample.widened import widened
 from ptxflow.eval.study.draws import SHARPNESSES, best_of, by_model, sharpness
 from ptxflow.eval.study.metrics import measured_target
@@ -253,9 +253,10 @@ def test_of_a_wide_space_with_a_surrogate_some_are_the_best_listed_ones() -> Non
     gemm, axes = load("gemm_n256_k7168"), {"M": 1725}
     family, problem = find_problem(gemm, axes)
     wide = relate(family.wide, problem, H200).plain()
-    listed = listed_best(wide, 8, 0)
-    assert listed is not None and listed_best(relate(family, problem, H200), 8, 0) is None
-    assert listed_best(relate(family.wide, problem, B200).plain(), 8, 0) is None, "no surrogate"
+    own = reward_within({"settings": {"device": "any"}}, wide)[0]
+    listed = listed_best(wide, own, 8, 0)
+    assert listed is not None and listed_best(relate(family, problem, H200), own, 8, 0) is None
+    assert listed_best(wide, ModelReward(), 8, 0) is None, "no surrogate"
     assert np.isin(listed, widened(enumerate_space(family, problem, H200).codes, family)).all()
     every = np.unique(np.concatenate([listed, wide.sample_uniform(50, np.random.default_rng(0))]))
     space = Space(wide.family, problem, H200, every)

@@ -238,6 +238,10 @@ def test_a_knowing_policy_is_a_distribution_and_the_same_by_steps(
     write(tmp_path / "p", trainer.policy_checkpoint({}))
     policy = load_policy(tmp_path / "p")
     assert policy.network.config.policies[0].knowing
+    older = policy.network.config.to_json()
+    older["towers"][0]["knowing"] = True
+    with pytest.raises(KeyError, match="knowing"):
+        NetworkConfig.from_json(older)
     for space in spaces[:2]:
         listed = enumerate_space(space.family, space.problem, space.device)
         exact = log_probs(policy, listed, 0.02)
