@@ -39,20 +39,22 @@ class Search:
         """Distinct valid codes [n], best first, and what `worth` says of them, more being better;
         the same for a seed, however the space is kept."""
         rng = np.random.default_rng(seed)
-        codes = np.unique(space.sample_uniform(self.drawn, rng))
+        codes = seen = np.unique(space.sample_uniform(self.drawn, rng))  # seen is in order
         values, changed = worth(codes), np.zeros(len(codes), bool)
         for _ in range(self.rounds):
-            order = np.argsort(-values, kind="stable")
-            best = order[~changed[order]][: self.kept]
+            best = highest(values, ~changed, self.kept)
             changed[best] = True
             children = [changes(space, space.indices(codes[best]))]
             if self.crossed:
-                parents = space.indices(codes[order[: self.drawn]])
-                children.append(self._crossed(parents, rng))
-            fresh = np.setdiff1d(np.concatenate(children) @ space.strides[1:], codes)
-            fresh = valid(space, space.indices(fresh)) @ space.strides[1:]
+                parents = codes[highest(values, values > -np.inf, self.drawn)]
+                children.append(self._crossed(space.indices(parents), rng))
+            rows = np.concatenate(children)
+            fresh, first = np.unique(rows @ space.strides[1:], return_index=True)
+            new = seen[np.searchsorted(seen[:-1], fresh)] != fresh
+            fresh = valid(space, rows[first[new]]) @ space.strides[1:]
             if not len(fresh):
                 break
+            seen = np.sort(np.concatenate([seen, fresh]), kind="stable")
             codes, values = np.concatenate([codes, fresh]), np.concatenate([values, worth(fresh)])
             changed = np.pad(changed, (0, len(fresh)))
         order = np.argsort(-values, kind="stable")
@@ -63,6 +65,18 @@ class Search:
         places = (len(rows) * rng.random((2, self.crossed)) ** 2).astype(np.int64)
         first = rng.random((self.crossed, rows.shape[1])) < 0.5
         return np.where(first, rows[places[0]], rows[places[1]])
+
+
+def highest(values: Values, asked: NDArray[np.bool_], n: int) -> Indices:
+    """Places of the n highest values [N] of those asked for, [N]; of equals the first."""
+    places = np.flatnonzero(asked)
+    own = values[places]
+    if len(own) > n:
+        least = np.partition(own, len(own) - n)[len(own) - n]
+        kept = own > least
+        kept[np.flatnonzero(own == least)[: n - kept.sum()]] = True
+        places, own = places[kept], own[kept]
+    return places[np.argsort(-own, kind="stable")]
 
 
 #: about 6,000 strategies: of GEMM's wide space what 20,000 uniform draws reach or 2% more, by the

@@ -94,27 +94,18 @@ class Group:
             behave = (tau * 4**u).clamp(max=config.temperatures[1])
         options: dict[str, Any] = {"epsilon": self.trainer.epsilon, "generator": generator}
         slots = workload.repeat_interleave(t), behave.flatten()
-        parts = [walks.walk(network, *slots, each=drawn, **options).choices]
-        if rebuilt:
-            before, had = self.replay.draw(workload, behave, rebuilt, generator)
-            wanted = destroyed(before, generator).reshape(-1, depth)
-            walk = walks.walk(network, *slots, each=rebuilt, wanted=wanted, **options)
-            parts.append(walk.choices)
-        rows = [part.unflatten(0, (s, t, -1)) for part in parts]
-        new = torch.cat([part.flatten(1, 2) for part in rows], 1)
-        ids = workload.repeat_interleave(new.shape[1])
-        worth = self.worth(ids, new.flatten(0, 1)).unflatten(0, (s, -1))
-        self.replay.add(workload, new, worth)
-        first = worth[:, : t * drawn].unflatten(1, (t, -1))
-        choices, values = [rows[0]], [first]
-        if rebuilt:
-            now = worth[:, t * drawn :].unflatten(1, (t, -1))
-            chance = torch.rand(now.shape, generator=generator, device=now.device)
-            better = now - had > tau[..., None] * chance.log()
-            choices.append(torch.where(better[..., None], rows[1], before))
-            values.append(torch.where(better, now, had))
-        if replayed:
-            old = self.replay.draw(workload, tau, replayed, generator)
-            choices.append(old[0])
-            values.append(old[1])
-        return torch.cat(choices, 2).flatten(0, 1), torch.cat(values, 2).flatten(0, 1)
+        before, had = self.replay.draw(workload, behave, rebuilt, generator)
+        free = before.new_full((s, t, drawn, depth), -1)
+        wanted = torch.cat([free, destroyed(before, generator)], 2).reshape(-1, depth)
+        each = drawn + rebuilt
+        met = walks.walk(network, *slots, each=each, wanted=wanted, **options).choices
+        worth = self.worth(workload.repeat_interleave(t * each), met).unflatten(0, (s, t, each))
+        met = met.unflatten(0, (s, t, each))
+        self.replay.add(workload, met.flatten(1, 2), worth.flatten(1))
+        (mine, again), (first, now) = (x.split((drawn, rebuilt), 2) for x in (met, worth))
+        chance = torch.rand(now.shape, generator=generator, device=now.device)
+        better = now - had > tau[..., None] * chance.log()
+        again, now = torch.where(better[..., None], again, before), torch.where(better, now, had)
+        old, known = self.replay.draw(workload, tau, replayed, generator)
+        choices, values = torch.cat([mine, again, old], 2), torch.cat([first, now, known], 2)
+        return choices.flatten(0, 1), values.flatten(0, 1)

@@ -9,9 +9,11 @@ of different decisions, how far the best strategy with both is behind the best o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -28,17 +30,35 @@ SEARCH = Search(drawn=2048, rounds=24, kept=256, crossed=512)
 BRIEF = Search(drawn=1024, rounds=16, kept=128, crossed=256)  # of a surrogate, which takes longer
 FAR = 0.5  # of the attainable, that choices are said to be behind at most
 REMEMBERED = 1 << 10  # workloads
+KEPT = 1 << 17  # of what was asked for, the best that are `Known`
 LEAST = 1e-14  # that a known strategy weighs, over the best: what float64 tells apart in a sum
-Weighed = tuple[Tensor, Tensor, Tensor, float]
-_seen: dict[tuple[str, str, Problem, Device], tuple[Codes, Values, Tensor]] = {}
-_weighed: dict[tuple[str, int], tuple[StrategySpace, Weighed]] = {}  # by the id of the space
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was asked of a workload.
+
+    hints   float32 [choices, choices], see `hints`
+    codes   int64 [n]  the best KEPT, in order
+    worth   float64 [n]  their shares of the attainable behind the best
+    reached as `worth`, of the worst whose neighbours were asked for: few others are better
+    """
+
+    hints: Tensor
+    codes: Codes
+    worth: Values
+    reached: float
+
+
+_seen: dict[tuple[str, str, Problem, Device], Found] = {}
+_weighed: dict[tuple[str, int], tuple[StrategySpace, Values]] = {}  # by the id of the space
 
 
 def hints(spaces: Sequence[StrategySpace], by: str = MODEL) -> Tensor:
     """[W, choices, choices] float32 in shares of the attainable, -FAR to 0: of the best with both;
     on the diagonal of the best with one. Choices are those of all decisions, one after the other.
     Of two that were not met together, what the worse is worth alone."""
-    return torch.stack([_found(space, by)[2] for space in spaces])
+    return torch.stack([found(space, by).hints for space in spaces])
 
 
 def rewarder(space: StrategySpace, by: str) -> Reward:
@@ -64,14 +84,18 @@ def asked(space: StrategySpace, by: str = MODEL) -> tuple[Codes, Values]:
     return searching(by).run(space.plain() if isinstance(space, RelationSpace) else space, worth)
 
 
-def _found(space: StrategySpace, by: str) -> tuple[Codes, Values, Tensor]:
-    """What was asked of a workload, remembered, and its hints."""
+def found(space: StrategySpace, by: str) -> Found:
+    """What was asked of a workload, remembered."""
     key = by, space.digest, space.problem, space.device
     if key not in _seen:
         if len(_seen) >= REMEMBERED:
             _seen.clear()
         codes, worth = asked(space, by)
-        _seen[key] = codes, worth, torch.from_numpy(_pairs(space, codes, worth)).float()
+        said = torch.from_numpy(_pairs(space, codes, worth)).float()
+        behind, last = worth - worth.max(), searching(by).rounds * searching(by).kept
+        best = np.argsort(codes[:KEPT])
+        reached = float(behind[min(last, len(behind) - 1)])
+        _seen[key] = Found(said, codes[best], behind[best], reached)
     return _seen[key]
 
 
@@ -80,9 +104,10 @@ def _pairs(space: StrategySpace, codes: Codes, worth: Values) -> Values:
     edges = np.cumsum([0, *space.sizes])
     places = (space.indices(codes) + edges[:-1])[::-1]
     best = np.full((edges[-1], edges[-1]), -np.inf)
-    rising = np.repeat(worth[::-1], places.shape[1])
-    for mine in places.T:  # the best come last, and stay
-        best.put(mine[:, None] * len(best) + places, rising)
+    for i, mine in enumerate(places.T):  # the best come last, and stay
+        both = mine[:, None] * len(best) + places[:, i:]
+        best.put(both, np.repeat(worth[::-1], both.shape[1]))
+    best = np.maximum(best, best.T)
     alone = best.diagonal().copy()
     for i, decision in enumerate(space.decisions):
         if decision.name in space.family.implied:  # any choice is as good
@@ -91,22 +116,15 @@ def _pairs(space: StrategySpace, codes: Codes, worth: Values) -> Values:
     return np.maximum(best - worth.max(), -FAR)
 
 
-def _weights(space: StrategySpace, by: str) -> Weighed:
-    """Codes that were asked for, in order, their worth behind the best, for how many strategies of
-    the space each stands, those that differ in implied decisions alone, and how far behind the
-    worst is whose neighbours were asked for: few others are better."""
+def _weights(space: StrategySpace, by: str) -> Values:
+    """For how many strategies of the space each that was found stands: those that differ from it
+    in implied decisions alone."""
     if (key := (by, id(space))) not in _weighed:
         if len(_weighed) >= REMEMBERED:
             _weighed.clear()
-        codes, worth, _ = _found(space, by)
-        order = np.argsort(codes)
-        rows = space.indices(codes[order])[:, : named(space)]
+        rows = space.indices(found(space, by).codes)[:, : named(space)]
         counts = space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]]
-        behind, weight = worth[order] - worth.max(), counts.astype(np.float64)
-        asked_around = searching(by).rounds * searching(by).kept
-        reached = float(worth[min(asked_around, len(worth) - 1)] - worth.max())
-        own, behind, weight = map(torch.from_numpy, (codes[order], behind, weight))
-        _weighed[key] = space, (own, behind, weight, reached)
+        _weighed[key] = space, counts.astype(np.float64)
     return _weighed[key][1]
 
 
@@ -117,17 +135,17 @@ def named(space: StrategySpace) -> int:
 
 @dataclass(frozen=True)
 class Known:
-    """The strategies of W workloads that were asked for, N of each at most.
+    """The strategies that were found of S workloads at temperatures, N of each at most.
 
-    codes   int64 [W N]  in order; those of workload w are counted from w * room
-    worth   float32 [W, N]  shares of the attainable behind the best
-    counts  float64 [W, N + 1]  strategies before each, of those that the space has
-    reached float32 [W]  as `worth`: all that are better are known, or nearly
+    codes   int64 [S N]  in order; those of condition s are counted from s * room
+    counts  float64 [S, N + 1]  strategies before each, of those that the space has
+    masses  float64 [S, N + 1]  what those before each weigh, over the best
+    reached float32 [S]  as `Found.reached`
     """
 
     codes: Tensor
-    worth: Tensor
     counts: Tensor
+    masses: Tensor
     reached: Tensor
     strides: tuple[int, ...]
     named: int
@@ -138,44 +156,44 @@ class Known:
         return self.strides[0] + 1
 
     @staticmethod
-    def of(spaces: Sequence[StrategySpace], device: torch.device, by: str = MODEL) -> "Known":
-        rows = [_weights(space, by) for space in spaces]
+    def of(spaces: Sequence[StrategySpace], tau: Tensor, by: str = MODEL) -> "Known":
+        """Of workloads [S] at temperatures [S], where these lie."""
+        rows = [found(space, by) for space in spaces]
         strides = tuple(map(int, spaces[0].strides))
         room = strides[0] + 1
-        codes = pad_sequence([r[0] for r in rows], batch_first=True, padding_value=room - 1)
-        worth = pad_sequence([r[1] for r in rows], batch_first=True)
-        weights = pad_sequence([r[2] for r in rows], batch_first=True)
+        codes = _padded([row.codes for row in rows], room - 1)
         codes = (codes + room * torch.arange(len(rows))[:, None]).flatten()
-        reached = torch.tensor([r[3] for r in rows])
-        tables = codes.to(device), worth.float().to(device), _before(weights).to(device)
-        return Known(*tables, reached.to(device), strides, named(spaces[0]))
-
-    def masses(self, workload: Tensor, tau: Tensor) -> Tensor:
-        """[S, N + 1] what those before each weigh, over the best, of workloads [S] at temperatures
-        [S]."""
-        weight = self.counts[workload].diff(dim=1)
-        return _before(weight * (self.worth[workload].double() / tau.double()[:, None]).exp())
+        weights = _padded([_weights(space, by) for space in spaces]).to(tau.device)
+        worth = _padded([row.worth for row in rows]).to(tau.device)
+        masses = _before(weights * (worth / tau.double()[:, None]).exp())
+        reached = torch.tensor([row.reached for row in rows], device=tau.device)
+        tables = codes.to(tau.device), _before(weights), masses, reached
+        return Known(*tables, strides, named(spaces[0]))
 
     def below(
-        self, depth: int, workload: Tensor, which: Tensor, masses: Tensor, prefix: Tensor
+        self, depth: int, which: Tensor, prefix: Tensor
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """How many known strategies are below each next choice after prefixes [n, >= depth], of
-        workloads [n] and the masses of conditions [n], and the logarithm of what they weigh: both
-        [n, choices]; and [n, 1] `reached`. None from where implied decisions begin, whose choices
-        are all alike."""
+        """How many known strategies are below each next choice after prefixes [n, >= depth] of
+        conditions [n], and the logarithm of what they weigh: both [n, choices]; and [n, 1]
+        `reached`. None from where implied decisions begin, whose choices are all alike."""
         if depth >= self.named:
             return None
-        first = workload * self.room
+        first = which * self.room
         for choice, stride in zip(prefix[:, :depth].T, self.strides[1:], strict=False):
             first = first + choice * stride
         whole, each = self.strides[depth : depth + 2]
         steps = torch.arange(0, whole + 1, each, device=first.device)
         place = torch.searchsorted(self.codes, first[:, None] + steps)
-        place = place - (workload * self.worth.shape[1])[:, None]
-        counts = self.counts[workload[:, None], place].diff(dim=1)
-        mass = masses[which[:, None], place].diff(dim=1)
+        place = place - (which * (self.counts.shape[1] - 1))[:, None]
+        counts = self.counts[which[:, None], place].diff(dim=1)
+        mass = self.masses[which[:, None], place].diff(dim=1)
         logs = torch.maximum(mass, LEAST * counts).clamp(min=1e-30).log()
-        return counts, logs, self.reached[workload, None]
+        return counts, logs, self.reached[which, None]
+
+
+def _padded(rows: Sequence[NDArray[Any]], value: int = 0) -> Tensor:
+    """[S, N] rows one below the other, filled up with a value."""
+    return pad_sequence([torch.from_numpy(row) for row in rows], True, value)
 
 
 def _before(rows: Tensor) -> Tensor:

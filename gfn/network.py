@@ -95,13 +95,13 @@ class Conditions:
     encoded  float [S, hidden]
     scale    float [S]  of the logits: the middle temperature over this one
     hints    float [S, choices, choices]  or None; `hints.hints`
-    known    int64 [S] workloads and float64 [S, known + 1] `hints.Known.masses`; or None
+    known    or None; `hints.Known`
     """
 
     encoded: Tensor
     scale: Tensor
     hints: Tensor | None = None
-    known: tuple[Tensor, Tensor] | None = None
+    known: Any = None
 
 
 class Standardise(nn.Module):

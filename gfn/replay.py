@@ -58,7 +58,8 @@ class Replay:
         ).flatten(1)
         rows = place[..., None].expand(-1, -1, self.choices.shape[2])
         found = self.choices[workload].gather(1, rows).long()
-        return found.unflatten(1, (-1, n)), worth.gather(1, place).unflatten(1, (-1, n))
+        shape = tau.shape[1], n
+        return found.unflatten(1, shape), worth.gather(1, place).unflatten(1, shape)
 
 
 def destroyed(choices: Tensor, generator: torch.Generator | None) -> Tensor:

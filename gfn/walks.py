@@ -69,7 +69,7 @@ class Walks:
         self.log_leaves = torch.tensor([float(len(s)) for s in spaces], device=self.device).log()
         self.features = workload_features(spaces).to(self.device)
         self.spaces = spaces
-        self._told: dict[str, tuple[Tensor, Known]] = {}
+        self._told: dict[str, Tensor] = {}
 
     def _table(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -91,23 +91,21 @@ class Walks:
         seen = self.seen(policy.config).index_select(0, workload)
         if not policy.config.knowing:
             return policy.conditions(seen, tau)
-        said, known = self.told(policy.config.knowing)
-        out = policy.conditions(seen, tau, said.index_select(0, workload))
-        return replace(out, known=(workload, known.masses(workload, tau)))
+        said = self.told(policy.config.knowing).index_select(0, workload)
+        known = Known.of([self.spaces[w] for w in workload.tolist()], tau, policy.config.knowing)
+        return replace(policy.conditions(seen, tau, said), known=known)
 
-    def told(self, by: str) -> tuple[Tensor, Known]:
-        """[W, choices, choices] `hints.hints` of the workloads by who is asked, and the strategies
-        that they rest on."""
+    def told(self, by: str) -> Tensor:
+        """[W, choices, choices] `hints.hints` of the workloads by who is asked."""
         if by not in self._told:
-            known = Known.of(self.spaces, self.device, by)
-            self._told[by] = hints(self.spaces, by).to(self.device), known
+            self._told[by] = hints(self.spaces, by).to(self.device)
         return self._told[by]
 
     def seen(self, config: FamilyConfig) -> Tensor:
         """[W, features] what a policy of this configuration sees of the workloads; hints last."""
         if not config.knowing:
             return self.features
-        return torch.cat([self.features, self.told(config.knowing)[0].diagonal(dim1=1, dim2=2)], 1)
+        return torch.cat([self.features, self.told(config.knowing).diagonal(dim1=1, dim2=2)], 1)
 
     def logits(
         self,
@@ -124,10 +122,7 @@ class Walks:
         scale, log_counts = conditions.scale[which], self.log_counts[depth][node]
         said, known = policy.hinted(depth, conditions, which, prefix), None
         if conditions.known is not None:
-            workload, masses = conditions.known
-            known = self.told(policy.config.knowing)[1].below(
-                depth, workload[which], which, masses, prefix
-            )
+            known = conditions.known.below(depth, which, prefix)
         return policy.logits(depth, state, scale, log_counts, said, known)
 
     def step_log_probs(
