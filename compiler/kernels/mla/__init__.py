@@ -246,7 +246,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
         *([summed(p, k.chunk, int(s.sum_chunks))] if k.chunk else []),
         *([size(3, 2 * k.queries + 3, ((2 * k.stages + 1) * k.tile + 3) * k.cut)] if few else []),
         *([size(4, 8 * k.queries, 4 * max(29, page))] if few else []),
-        *([_later(p, k, int(s.sum_chunks)), _fewer(p, k)] if k.cut > 1 else []),
+        *([_later(p, k, int(s.sum_chunks)), *_fewer(p, k)] if k.cut > 1 else []),
         many,
         last,
     )
@@ -259,7 +259,7 @@ def _aim(k: Attend | Hopper, queries: int, sequences: int, places: int) -> int:
     return max((some + sms // 2) // sms * sms, min(some, sms)) - places // 2
 
 
-def _fewer(p: Problem, k: Attend | Hopper) -> Size:
+def _fewer(p: Problem, k: Attend | Hopper) -> list[Size]:
     """Of three tiles each there is a part more than SMs take in some rounds, so that each has four;
     were the last tile of any but the last sequence not counted, there were none more. Of the first
     sequence the number of parts tells; after it one has as many as a wrong number would reach."""
@@ -269,10 +269,12 @@ def _fewer(p: Problem, k: Attend | Hopper) -> Size:
         tiles, aim = 3 * parts - 2, _aim(k, (short + long) * k.queries + 2, 4, short + long + 2)
         if not left and parts > 1 and 2 * aim < 12 + long * tiles + short <= 3 * aim:
             found.append((tiles * (12 + long * k.queries), tiles, long, short))  # what it costs
+    if not found:  # on a device of few SMs
+        return []
     _, tiles, long, short = min(found)
     behind = (long * k.queries, (tiles - 1) * k.tile + 1), (short * k.queries, 1)
     sizes = rows_of(p, (1, 6 * k.tile + 1), (1, 4 * k.tile + 1), *behind)
-    return replace(sizes, some=(-4 * k.head_ctas,) * 2)
+    return [replace(sizes, some=(-4 * k.head_ctas,) * 2)]
 
 
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
