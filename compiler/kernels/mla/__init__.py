@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import product
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Choice, Family, Problem, Size, Strategy, Trial, Trials, Trip
@@ -86,11 +87,7 @@ def _chunk(k: Attend, tiles: int, number: int) -> Trip:
     tokens = tiles * k.tile - 3 if tiles else 0
     mine = {"which": 1 - number, **held_of(k.page_size, number * k.chunk + tokens)}
     values = {COUNT: 1, "ctaid": 0, **_each(k, mine)}
-    written: tuple[tuple[str, int, int], ...] = ()
-    if not number:
-        written = _outputs(k, 1)
-    elif tiles:
-        written = _row(k)
+    written = _outputs(k, 1) if not number else _row(k) if tiles else ()
     name = f"{tiles} tiles of {'a part' if number else 'a whole sequence'}"
     return Trip(name, tuple(values.items()), written, k.problem.family)
 
@@ -223,54 +220,61 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     and one key, lack one or end elsewhere in a tile, after a chunk but for a token, and the token;
     made sums; where parts are few, sequences of several, and some that end anywhere in a tile;
     many, few of which have tokens, and whose look-up takes several steps; a ring beyond its 32nd
-    turn, in prefill under queries that see one token of the last tile or none, which ends a last
-    part that is a tile shorter, or an odd number of tiles."""
+    turn, in prefill under queries that see one token of the last tile or none; instead of all
+    parts the last, a tile shorter, of an odd number of tiles."""
     k = kernel(p, s, device)
     page = p["page_size"]
-    constants = ("page_size", "head_dim_ckv", "head_dim_kpe")
 
     def size(count: int, queries: int, tokens: int, some: tuple[int, ...] = ()) -> Size:
         return Size(sized(p, count, queries, tokens), None, some)
 
     many = size(34, 12, 5 * page, (-16 * k.head_ctas, 8) if k.cut > 1 else ())
-    turn = (2 * k.stages + 1) * k.tile + 3
     full = (k.chunk or 2 * k.stages * k.tile) + k.tile if k.decodes else 4 * k.tile
     chunk = ((1, k.chunk - 1), (1, 1)) if k.chunk else ()
     few = k.cut <= 2 and not k.decodes
-    asked = max(1, 2 * k.queries - 1)
-    real = -(-asked // k.queries)
-    cut = 2 * k.cut // real if k.cut > 1 else 1
-    most = cut * max(5, -(-min(34 * k.stages, 8192 // k.tile) // cut))
-    # where there are parts, the last one of a tile of queries has an odd number of tiles
-    tiles, n = next((t, n) for t in range(most, 0, -1) if (n := _odd(k, asked, t)))
-    last = replace(
-        size(1, asked, (tiles - 1) * k.tile + 1, (2 + (cut > 1), 8)),
-        blocks=((real * n - real + 1) * k.head_ctas, 0) if cut > 1 else None,
-    )
+    most = max(5, min(34 * k.stages, 8192 // k.tile))
+    last = size(1, max(1, 2 * k.queries - 1), (most - 1) * k.tile + 1, (2, 8))
+    if k.cut > 1:
+        parts = _aim(k, k.queries, 1, 1)
+        tiles = parts * 2 * max(3, min(k.stages + 1, most // parts // 2)) - 1
+        last = rows_of(p, (k.queries, (tiles - 1) * k.tile + 1))
+        last = replace(last, blocks=((2 * parts - 1) * k.head_ctas, 0), some=(1, 8))  # the middle
     sizes = (
         rows_of(p, *chunk, (1, full + 1), (1, k.tile + UNLIKE))
         if k.decodes
         else size(2, max(5, 3 * k.queries + 1), 2 * full + page + UNLIKE),
         *([summed(p, k.chunk, int(s.sum_chunks))] if k.chunk else []),
-        *([size(3, 2 * k.queries + 3, turn * k.cut)] if few else []),
+        *([size(3, 2 * k.queries + 3, ((2 * k.stages + 1) * k.tile + 3) * k.cut)] if few else []),
         *([size(4, 8 * k.queries, 4 * max(29, page))] if few else []),
-        *([_later(p, k, int(s.sum_chunks))] if k.cut > 1 else []),
+        *([_later(p, k, int(s.sum_chunks)), *_fewer(p, k)] if k.cut > 1 else []),
         many,
         last,
     )
-    return Trials(({n: p[n] for n in constants},), sizes)
+    return Trials(({n: p[n] for n in ("page_size", "head_dim_ckv", "head_dim_kpe")},), sizes)
 
 
-def _odd(k: Attend | Hopper, asked: int, tiles: int) -> int:
-    """Parts of so many tiles, if the last has an odd number of them, more than one; else none."""
-    if k.cut == 1:
-        return 1
-    real, some = -(-asked // k.queries), (asked // k.queries + 1) * k.cut
-    sms = k.device.sms // k.head_ctas
-    aim = max((some + sms // 2) // sms * sms, min(some, sms)) - real // 2
-    n = (tiles - 1) // max(FEWEST, -(-real * tiles // aim)) + 1
-    left = tiles - (n - 1) * ((tiles - 1) // n + 1)
-    return n if left % 2 and left > 1 else 0
+def _aim(k: Attend | Hopper, queries: int, sequences: int, places: int) -> int:
+    """The parts that there should be of the tokens of so many tiles of queries, `places`."""
+    some, sms = (queries // k.queries + sequences) * k.cut, k.device.sms // k.head_ctas
+    return max((some + sms // 2) // sms * sms, min(some, sms)) - places // 2
+
+
+def _fewer(p: Problem, k: Attend | Hopper) -> list[Size]:
+    """Of three tiles each there is a part more than SMs take in some rounds, so that each has four;
+    were the last tile of any but the last sequence not counted, there were none more. Of the first
+    sequence the number of parts tells; after it one has as many as a wrong number would reach."""
+    sms, found = k.device.sms // k.head_ctas, list[tuple[int, ...]]()
+    for rounds, short, long in product(range(1, 4), range(1, 9), range(1, sms // 2)):
+        parts, left = divmod(rounds * sms - 4 - short, long)
+        tiles, aim = 3 * parts - 2, _aim(k, (short + long) * k.queries + 2, 4, short + long + 2)
+        if not left and parts > 1 and 2 * aim < 12 + long * tiles + short <= 3 * aim:
+            found.append((tiles * (12 + long * k.queries), tiles, long, short))  # what it costs
+    if not found:  # on a device of few SMs
+        return []
+    _, tiles, long, short = min(found)
+    behind = (long * k.queries, (tiles - 1) * k.tile + 1), (short * k.queries, 1)
+    sizes = rows_of(p, (1, 6 * k.tile + 1), (1, 4 * k.tile + 1), *behind)
+    return [replace(sizes, some=(-4 * k.head_ctas,) * 2)]
 
 
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:

@@ -141,9 +141,9 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int, which: 
 
 def _spread(vocab: int) -> Values:
     """Where TOP elements are: in all lanes and vectors of a lane, a quarter of them at the end."""
-    n = np.arange(TOP)
+    n, stride = np.arange(TOP), max(137, -(-vocab >> 16) * 68 | 1)  # 15 in the longest run
     spread = n * vocab // TOP // SPAN * SPAN + n % 128 * 4 + (n + n // 32) % 4
-    return np.where(n < TOP * 3 // 4, spread, vocab - 1 - (TOP - 1 - n) * 137) % vocab
+    return np.where(n < TOP * 3 // 4, spread, vocab - 1 - (TOP - 1 - n) * stride) % vocab
 
 
 def _top(ties: bool) -> Row:
