@@ -66,8 +66,8 @@ def new_settings(args: argparse.Namespace) -> Settings:
     wide = args.space == "wide"
     asked = "model" if device == ANY else args.reward
     reward = describe(asked, device, args.surrogate or (), args.measurements or (), wide)
-    if wide and reward["source"] == "surrogate":
-        given["knowing"] = "surrogate"
+    if wide:  # more walks of a workload: its hints cost more than walks
+        given |= {"each": 128} | ({"knowing": "surrogate"} if reward["source"] != "model" else {})
     compute = placed(args.compute)
     files = {d: str(Path(d).resolve()) for d in definitions if d.endswith(".json")}
     return Settings(

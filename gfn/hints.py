@@ -30,7 +30,7 @@ SEARCH = Search(drawn=2048, rounds=24, kept=256, crossed=512)
 BRIEF = Search(drawn=1024, rounds=16, kept=128, crossed=256)  # of a surrogate, which takes longer
 FAR = 0.5  # of the attainable, that choices are said to be behind at most
 REMEMBERED = 1 << 10  # workloads
-KEPT = 1 << 17  # of what was asked for, the best that are `Known`
+KEPT = 1 << 15  # of what was asked for, the best that are `Known`
 LEAST = 1e-14  # that a known strategy weighs, over the best: what float64 tells apart in a sum
 
 

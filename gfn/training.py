@@ -35,7 +35,7 @@ LEAST_SPREAD = 0.25  # of a feature that hardly varies in training
 RECENT = 0.05  # weight of a step's loss in its family's recent loss
 WATCHED_LEAVES = 400_000  # strategies of a family whose probabilities are worked out on the way
 EVEN = 0.1  # of the steps, shared evenly among families
-RENEW_EVERY, RENEWED = 16, 8  # steps of a family, and workloads that are drawn anew
+RENEW_EVERY, RENEWED = 16, 4  # steps of a family, and workloads that are drawn anew
 LOOK_EVERY = 10  # steps between the host's looks at the losses of families
 
 
