@@ -108,14 +108,9 @@ class Walks:
         return torch.cat([self.features, self.told(config.knowing).diagonal(dim1=1, dim2=2)], 1)
 
     def logits(
-        self,
-        network: PolicyNetwork,
-        depth: int,
-        node: Tensor,
-        prefix: Tensor,
-        conditions: Conditions,
-        which: Tensor,
-    ) -> Tensor:
+        self, network: PolicyNetwork, depth: int, node: Tensor, prefix: Tensor,
+        conditions: Conditions, which: Tensor,
+    ) -> Tensor:  # fmt: skip
         """As `step_log_probs`, not normalised."""
         policy = network.of(self.family)
         state = conditions.encoded.index_select(0, which) + policy.decided(depth, prefix)
@@ -126,14 +121,9 @@ class Walks:
         return policy.logits(depth, state, scale, log_counts, said, known)
 
     def step_log_probs(
-        self,
-        network: PolicyNetwork,
-        depth: int,
-        node: Tensor,
-        prefix: Tensor,
-        conditions: Conditions,
-        which: Tensor,
-    ) -> Tensor:
+        self, network: PolicyNetwork, depth: int, node: Tensor, prefix: Tensor,
+        conditions: Conditions, which: Tensor,
+    ) -> Tensor:  # fmt: skip
         """Log-probabilities [n, sizes[depth]] of the next choice; -inf where illegal.
 
         node [n] at this depth, prefix [n, >= depth] choice indices, which [n] of the conditions.

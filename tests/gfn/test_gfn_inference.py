@@ -268,14 +268,13 @@ def test_what_is_known_weighs_what_it_is_worth(spaces: list[RelationSpace]) -> N
     name = space.decisions[2].name
     part = space.given({name: (space.decisions[2].choices[space.indices(codes)[0, 2]],)})
     for one in (space, listed, part):
-        known = Known.of([one], CPU)
-        masses = known.masses(zero, tau)
+        known = Known.of([one], tau)
         inside = one.counts(space.indices(codes)[:, :-1])
         inside = inside[np.arange(len(codes)), space.indices(codes)[:, -1]] > 0
         assert inside.all() == (one is not part)
         for depth in (0, 3, len(space.sizes) - 1):
             prefix = space.indices(codes)[:1, :depth]
-            found = known.below(depth, zero, zero, masses, torch.from_numpy(prefix))
+            found = known.below(depth, zero, torch.from_numpy(prefix))
             assert found is not None
             own = inside & (space.indices(codes)[:, :depth] == prefix).all(1)
             for choice in range(space.sizes[depth]):
@@ -291,7 +290,7 @@ def test_few_others_are_better_than_where_the_search_ended(spaces: list[Relation
         listed = enumerate_space(space.family, space.problem, space.device)
         tflops = ModelReward().tflops(listed, listed.codes)
         worth = log_reward(tflops, space.problem, space.device, tau=1.0)
-        known = Known.of([space], CPU)
+        known = Known.of([space], torch.tensor([0.02]))
         better = listed.codes[worth - worth.max() > known.reached.item() + 1e-6]
         assert -1 < known.reached.item() < 0 and len(better) > 40
         assert np.isin(better, known.codes.numpy()).mean() > 0.9
@@ -312,19 +311,18 @@ def test_a_policy_that_knows_all_is_its_target_before_it_is_trained(
 def test_of_a_wide_space_the_strategies_that_differ_in_implied_decisions_are_alike() -> None:
     (plain,) = Stream("gemm", H200, wide=True).draw(1, np.random.default_rng(3))
     space = relate(GEMM.wide, plain.problem, plain.device)
-    zero, found = torch.zeros(1, dtype=torch.int64), Known.of([space], CPU)
-    tau, none = torch.tensor([0.02]), zero[:, None]
-    first = found.below(0, zero, zero, found.masses(zero, tau), none)
+    zero, tau = torch.zeros(1, dtype=torch.int64), torch.tensor([0.02])
+    found, none = Known.of([space], tau), zero[:, None]
+    first = found.below(0, zero, none)
     codes, _ = asked(space)
     fixed = [d.name for d in space.decisions if d.name not in GEMM.wide.implied]
     held = [space.strategy(int(code)).get for code in codes[:20]]
     alike = [len(space.given({name: [get(name, "")] for name in fixed})) for get in held]
     assert max(alike) > 1
-    only = Known.of([plain], CPU)
-    ones = only.below(0, zero, zero, only.masses(zero, tau), none)
+    ones = Known.of([plain], tau).below(0, zero, none)
     assert ones is not None and first is not None
     assert ones[0].sum() == len(codes) < first[0].sum()
-    assert found.below(len(space.sizes) - 5, zero, zero, zero, none) is None
+    assert found.below(len(space.sizes) - 5, zero, none) is None
 
 
 def test_a_knowing_loss_is_that_of_stock_torchgfn(trainer: Trainer) -> None:

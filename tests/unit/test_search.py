@@ -6,7 +6,7 @@ import pytest
 from ptxflow.compiler.device import B200, H200
 from ptxflow.env.relation import relate
 from ptxflow.env.reward import ModelReward, log_reward
-from ptxflow.env.search import USUAL, Search, Values
+from ptxflow.env.search import Search, Values, highest
 from ptxflow.env.space import Codes, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
@@ -16,6 +16,8 @@ WORKLOADS = (
     ("rmsnorm_h4096", {"batch_size": 700}, B200),
     ("top_p_sampling_from_probs_v128256", {"batch_size": 20}, H200),
 )  # fmt: skip
+
+SOME = Search(drawn=2000, rounds=8, kept=16, crossed=500)
 
 
 @pytest.mark.parametrize(("name", "axes", "device"), WORKLOADS, ids=lambda v: str(v)[:20])
@@ -28,13 +30,13 @@ def test_a_search_finds_the_best_of_the_list(name, axes, device) -> None:  # typ
         asked.append(codes)
         return ModelReward().tflops(space, codes)
 
-    codes, values = USUAL.run(space, worth, seed=1)
+    codes, values = SOME.run(space, worth, seed=1)
     every = np.concatenate(asked)
     assert len(np.unique(every)) == len(every) == len(codes) < len(listed)
     assert np.isin(codes, listed.codes).all() and (np.diff(values) <= 0).all()
     best = ModelReward().tflops(listed, listed.codes).max()
     assert values[0] == pytest.approx(best, rel=2e-3)
-    again = USUAL.run(listed, lambda c: ModelReward().tflops(listed, c), seed=1)
+    again = SOME.run(listed, lambda c: ModelReward().tflops(listed, c), seed=1)
     np.testing.assert_array_equal(again[0], codes)
 
 
@@ -60,3 +62,11 @@ def test_a_search_goes_down_from_the_best() -> None:
     codes, _ = search.run(listed, lambda c: worth[np.searchsorted(listed.codes, c)])
     found = weights[np.searchsorted(listed.codes, codes)].sum() / weights.sum()
     assert found > 0.8 and len(codes) < len(listed) / 4
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 40])
+def test_the_highest_are_the_head_of_a_stable_sort(n: int) -> None:
+    rng = np.random.default_rng(n)
+    values, asked = rng.integers(0, 5, 30).astype(np.float64), rng.random(30) < 0.7
+    every = np.argsort(-values, kind="stable")
+    np.testing.assert_array_equal(highest(values, asked, n), every[asked[every]][:n])
