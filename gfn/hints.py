@@ -36,18 +36,12 @@ LEAST = 1e-14  # that a known strategy weighs, over the best: what float64 tells
 
 @dataclass(frozen=True)
 class Found:
-    """What was asked of a workload.
+    """What was asked of a workload; worth is in shares of the attainable, behind the best."""
 
-    hints   float32 [choices, choices], see `hints`
-    codes   int64 [n]  the best KEPT, in order
-    worth   float64 [n]  their shares of the attainable behind the best
-    reached as `worth`, of the worst whose neighbours were asked for: few others are better
-    """
-
-    hints: Tensor
-    codes: Codes
-    worth: Values
-    reached: float
+    hints: Tensor  # float32 [choices, choices], see `hints`
+    codes: Codes  # int64 [n] of the best KEPT, in order
+    worth: Values  # float64 [n]
+    reached: float  # worth of the worst whose neighbours were asked for: few others are better
 
 
 _seen: dict[tuple[str, str, Problem, Device], Found] = {}
@@ -86,8 +80,7 @@ def asked(space: StrategySpace, by: str = MODEL) -> tuple[Codes, Values]:
 
 def found(space: StrategySpace, by: str) -> Found:
     """What was asked of a workload, remembered."""
-    key = by, space.digest, space.problem, space.device
-    if key not in _seen:
+    if (key := (by, space.digest, space.problem, space.device)) not in _seen:
         if len(_seen) >= REMEMBERED:
             _seen.clear()
         codes, worth = asked(space, by)

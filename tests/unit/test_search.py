@@ -64,9 +64,9 @@ def test_a_search_goes_down_from_the_best() -> None:
     assert found > 0.8 and len(codes) < len(listed) / 4
 
 
-@pytest.mark.parametrize("n", [1, 3, 8, 40])
-def test_the_highest_are_the_head_of_a_stable_sort(n: int) -> None:
-    rng = np.random.default_rng(n)
-    values, asked = rng.integers(0, 5, 30).astype(np.float64), rng.random(30) < 0.7
-    every = np.argsort(-values, kind="stable")
-    np.testing.assert_array_equal(highest(values, asked, n), every[asked[every]][:n])
+def test_the_highest_are_the_head_of_a_stable_sort() -> None:
+    rng = np.random.default_rng(0)
+    for n in (1, 3, 8, 40):
+        values, asked = rng.integers(0, 5, 30).astype(np.float64), rng.random(30) < 0.7
+        every = np.argsort(-values, kind="stable")
+        assert (highest(values, asked, n) == every[asked[every]][:n]).all()

@@ -269,12 +269,12 @@ def _fewer(p: Problem, k: Attend | Hopper) -> list[Size]:
         tiles, aim = 3 * parts - 2, _aim(k, (short + long) * k.queries + 2, 4, short + long + 2)
         if not left and parts > 1 and 2 * aim < 12 + long * tiles + short <= 3 * aim:
             found.append((tiles * (12 + long * k.queries), tiles, long, short))  # what it costs
-    if not found:  # on a device of few SMs
-        return []
-    _, tiles, long, short = min(found)
-    behind = (long * k.queries, (tiles - 1) * k.tile + 1), (short * k.queries, 1)
-    sizes = rows_of(p, (1, 6 * k.tile + 1), (1, 4 * k.tile + 1), *behind)
-    return [replace(sizes, some=(-4 * k.head_ctas,) * 2)]
+    some = (-4 * k.head_ctas,) * 2
+    return [
+        replace(rows_of(p, (1, 6 * k.tile + 1), (1, 4 * k.tile + 1), *behind), some=some)
+        for _, tiles, long, short in sorted(found)[:1]  # none on a device of few SMs
+        for behind in [((long * k.queries, (tiles - 1) * k.tile + 1), (short * k.queries, 1))]
+    ]
 
 
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
