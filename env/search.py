@@ -67,6 +67,11 @@ class Search:
         return np.where(first, rows[places[0]], rows[places[1]])
 
 
+#: about 6,000 strategies: of GEMM's wide space what 20,000 uniform draws reach or 2% more, by the
+#: model, and 28,000 strategies find no better
+USUAL = Search(drawn=2000, rounds=8, kept=16, crossed=500)
+
+
 def highest(values: Values, asked: NDArray[np.bool_], n: int) -> Indices:
     """Places of the n highest values [N] of those asked for, [N]; of equals the first."""
     places = np.flatnonzero(asked)

@@ -6,7 +6,7 @@ import pytest
 from ptxflow.compiler.device import B200, H200
 from ptxflow.env.relation import relate
 from ptxflow.env.reward import ModelReward, log_reward
-from ptxflow.env.search import Search, Values, highest
+from ptxflow.env.search import USUAL, Search, Values, highest
 from ptxflow.env.space import Codes, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
@@ -16,8 +16,6 @@ WORKLOADS = (
     ("rmsnorm_h4096", {"batch_size": 700}, B200),
     ("top_p_sampling_from_probs_v128256", {"batch_size": 20}, H200),
 )  # fmt: skip
-
-SOME = Search(drawn=2000, rounds=8, kept=16, crossed=500)
 
 
 @pytest.mark.parametrize(("name", "axes", "device"), WORKLOADS, ids=lambda v: str(v)[:20])
@@ -30,13 +28,13 @@ def test_a_search_finds_the_best_of_the_list(name, axes, device) -> None:  # typ
         asked.append(codes)
         return ModelReward().tflops(space, codes)
 
-    codes, values = SOME.run(space, worth, seed=1)
+    codes, values = USUAL.run(space, worth, seed=1)
     every = np.concatenate(asked)
     assert len(np.unique(every)) == len(every) == len(codes) < len(listed)
     assert np.isin(codes, listed.codes).all() and (np.diff(values) <= 0).all()
     best = ModelReward().tflops(listed, listed.codes).max()
     assert values[0] == pytest.approx(best, rel=2e-3)
-    again = SOME.run(listed, lambda c: ModelReward().tflops(listed, c), seed=1)
+    again = USUAL.run(listed, lambda c: ModelReward().tflops(listed, c), seed=1)
     np.testing.assert_array_equal(again[0], codes)
 
 

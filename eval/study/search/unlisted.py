@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxflow.env.relation import RelationSpace
-from ptxflow.env.search import neighbours
+from ptxflow.env.search import changes, valid
 from ptxflow.env.space import Codes
 from ptxflow.eval.study.search.optimisers import TPE, Lfbo, Values
 from ptxflow.eval.study.search.process import Residuals
@@ -81,9 +81,9 @@ class Pattern:
                 logs += np.log([values(t) for t in (yield codes)]).tolist()
                 asked = np.append(asked, codes)
             best = space.indices(asked[np.argsort(logs, kind="stable")[:BEST]])
-            near = neighbours(space, best)
+            near = valid(space, changes(space, best))
             some = near[rng.permutation(len(near))[:SECOND]]
-            near = np.concatenate([near, neighbours(space, some)]) @ space.strides[1:]
+            near = np.concatenate([near, valid(space, changes(space, some))]) @ space.strides[1:]
             near = np.setdiff1d(near, asked)
             rows = space.indices(np.concatenate([asked, near]))
             hope = Lfbo.hope(rows[: len(asked)], np.array(logs), rows[len(asked) :], rng)
@@ -107,7 +107,7 @@ class Parzen:
             for trial in trials:
                 row = nearest(space, np.array([trial.params[name] for name in kinds]), rng)
                 while (code := int(row @ space.strides[1:])) in seen:
-                    row = rng.permutation(neighbours(space, row[None]))[0]
+                    row = rng.permutation(valid(space, changes(space, row[None])))[0]
                 seen.add(code)
                 codes.append(code)
             for trial, time in zip(trials, (yield np.array(codes)), strict=True):
