@@ -196,14 +196,9 @@ class FamilyPolicy(nn.Module):
         return x
 
     def logits(
-        self,
-        depth: int,
-        state: Tensor,
-        scale: Tensor,
-        log_counts: Tensor,
-        hints: Tensor | None = None,
-        known: tuple[Tensor, Tensor, Tensor] | None = None,
-    ) -> Tensor:
+        self, depth: int, state: Tensor, scale: Tensor, log_counts: Tensor,
+        hints: Tensor | None = None, known: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
         """[n, hidden] states -> [n, sizes[depth]] logits of the next choice; -inf where illegal.
 
         Told the temperature, they are `scale` [n] times what the head says, on top of `log_counts`

@@ -84,10 +84,15 @@ def each_row(q: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def gqa_paged_prefill_pages(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, qo_indptr: torch.Tensor,
-    kv_indptr: torch.Tensor, kv_indices: torch.Tensor, kv_last_page_len: torch.Tensor | None,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
     sm_scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """q [total_q, heads, d], caches [pages, page_size, kv_heads, d] -> output like q, lse."""
 
     def keys_values(b: int) -> tuple[torch.Tensor, torch.Tensor]:
