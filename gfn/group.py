@@ -5,7 +5,7 @@ and a reward is asked of what was drawn.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -92,13 +92,14 @@ class Group:
         if config.temperatures:
             u = torch.rand(s, t, generator=generator, device=tau.device)
             behave = (tau * 4**u).clamp(max=config.temperatures[1])
-        slots = workload.repeat_interleave(t), behave.flatten(), drawn + rebuilt
+        slots, each = (workload.repeat_interleave(t), behave.flatten()), drawn + rebuilt
+        options: dict[str, Any] = {"epsilon": self.trainer.epsilon, "generator": generator}
         before, had = self.replay.draw(workload, behave, rebuilt, generator)
         free = before.new_full((s, t, drawn, depth), -1)
         wanted = torch.cat([free, destroyed(before, generator)], 2).reshape(-1, depth)
-        met = walks.walk(network, *slots, None, wanted, self.trainer.epsilon, generator).choices
-        worth = self.worth(workload.repeat_interleave(t * slots[2]), met).unflatten(0, (s, t, -1))
-        met = met.unflatten(0, (s, t, -1))
+        met = walks.walk(network, *slots, each=each, wanted=wanted, **options).choices
+        worth = self.worth(workload.repeat_interleave(t * each), met).unflatten(0, (s, t, each))
+        met = met.unflatten(0, (s, t, each))
         self.replay.add(workload, met.flatten(1, 2), worth.flatten(1))
         (mine, again), (first, now) = (x.split((drawn, rebuilt), 2) for x in (met, worth))
         chance = torch.rand(now.shape, generator=generator, device=now.device)

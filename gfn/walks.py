@@ -139,7 +139,7 @@ class Walks:
         return out.index_copy(0, live, found) if self.compact else found
 
     def walk(
-        self, network: PolicyNetwork, workload: Tensor, tau: Tensor | None = None, each: int = 1,
+        self, network: PolicyNetwork, workload: Tensor, tau: Tensor | None = None, *, each: int = 1,
         given: Tensor | None = None, wanted: Tensor | None = None, epsilon: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> Walk:  # fmt: skip
