@@ -67,7 +67,8 @@ def new_settings(args: argparse.Namespace) -> Settings:
     asked = "model" if device == ANY else args.reward
     reward = describe(asked, device, args.surrogate or (), args.measurements or (), wide)
     if wide:  # more walks of a workload: its hints cost more than walks
-        given |= {"each": 128} | ({"knowing": "surrogate"} if reward["source"] != "model" else {})
+        given = {"each": 128, "batch": 2048} | given
+        given |= {"knowing": "surrogate"} if reward["source"] == "surrogate" else {}
     compute = placed(args.compute)
     files = {d: str(Path(d).resolve()) for d in definitions if d.endswith(".json")}
     return Settings(

@@ -87,8 +87,7 @@ def found(space: StrategySpace, by: str) -> Found:
         said = torch.from_numpy(_pairs(space, codes, worth)).float()
         behind, last = worth - worth.max(), searching(by).rounds * searching(by).kept
         best = np.argsort(codes[:KEPT])
-        reached = float(behind[min(last, len(behind) - 1)])
-        _seen[key] = Found(said, codes[best], behind[best], reached)
+        _seen[key] = Found(said, codes[best], behind[best], float(behind[: last + 1][-1]))
     return _seen[key]
 
 

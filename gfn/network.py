@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ptxflow.env.reward import TAU
+from ptxflow.gfn.hints import Known
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,13 @@ class Conditions:
     encoded  float [S, hidden]
     scale    float [S]  of the logits: the middle temperature over this one
     hints    float [S, choices, choices]  or None; `hints.hints`
-    known    or None; `hints.Known`
+    known    of these S, or None
     """
 
     encoded: Tensor
     scale: Tensor
     hints: Tensor | None = None
-    known: Any = None
+    known: Known | None = None
 
 
 class Standardise(nn.Module):

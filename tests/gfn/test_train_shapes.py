@@ -192,6 +192,7 @@ def test_of_a_wide_space_a_device_with_surrogates_is_trained_by_them() -> None:
     assert set(made.reward["surrogates"]) == wide and made.train["knowing"] == "surrogate"
     assert modelled.reward == of("b200").reward == of("h200", "--reward", "model").reward
     assert modelled.reward == {"source": "model"} and modelled.train["knowing"] == "model"
+    assert made.train["batch"] == made.train["workloads"] * made.train["each"] == 2048
     (space,) = Stream("gemm", H200, wide=True).draw(1, np.random.default_rng(1))
     codes = space.sample_uniform(20, np.random.default_rng(1))
     assert isinstance(rewarder := hints.rewarder(space, "surrogate"), SurrogateReward)

@@ -269,11 +269,11 @@ def _fewer(p: Problem, k: Attend | Hopper) -> list[Size]:
         tiles, aim = 3 * parts - 2, _aim(k, (short + long) * k.queries + 2, 4, short + long + 2)
         if not left and parts > 1 and 2 * aim < 12 + long * tiles + short <= 3 * aim:
             found.append((tiles * (12 + long * k.queries), tiles, long, short))  # what it costs
-    some = (-4 * k.head_ctas,) * 2
+    q, t, some = k.queries, k.tile, (-4 * k.head_ctas,) * 2
+    ahead = (1, 6 * t + 1), (1, 4 * t + 1)
     return [
-        replace(rows_of(p, (1, 6 * k.tile + 1), (1, 4 * k.tile + 1), *behind), some=some)
+        replace(rows_of(p, *ahead, (long * q, tiles * t - t + 1), (short * q, 1)), some=some)
         for _, tiles, long, short in sorted(found)[:1]  # none on a device of few SMs
-        for behind in [((long * k.queries, (tiles - 1) * k.tile + 1), (short * k.queries, 1))]
     ]
 
 
