@@ -60,19 +60,24 @@ class RelationSpace(StrategySpace):
         node = self.nodes(prefix)
         return np.where(node[:, None] < 0, 0, self.layers[prefix.shape[1]].counts[node])
 
-    def at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """[n, F] choice indices of the strategies at these places [n] in the order of codes."""
-        left, node, rows = places.copy(), np.zeros(len(places), np.int64), []
-        for layer in self.layers:
+    def at(self, places: NDArray[np.int64]) -> Codes:
+        left, node = places.copy(), np.zeros(len(places), np.int64)
+        codes = np.zeros(len(places), self.strides.dtype)
+        for layer, stride in zip(self.layers, self.strides[1:], strict=True):
             edges = np.cumsum(layer.counts[node], 1)
             choice = (edges <= left[:, None]).sum(1)
             left -= np.where(choice > 0, np.take_along_axis(edges, choice[:, None] - 1, 1)[:, 0], 0)
             node = layer.child[node, choice].astype(np.int64)
-            rows.append(choice)
-        return np.stack(rows, 1)
+            codes += choice.astype(codes.dtype) * stride
+        return codes
 
-    def sample_uniform(self, n: int, rng: np.random.Generator) -> Codes:
-        codes: Codes = self.at(rng.integers(len(self), size=n)) @ self.strides[1:]
+    def below(self, prefix: NDArray[np.int64]) -> Codes:
+        depth, node = prefix.shape[1], self.nodes(prefix)
+        codes: Codes = (prefix @ self.strides[1 : depth + 1])[node >= 0]
+        node = node[node >= 0]
+        for layer, stride in zip(self.layers[depth:], self.strides[depth + 1 :], strict=True):
+            row, choice = np.nonzero(layer.child[node] >= 0)
+            codes, node = codes[row] + choice.astype(codes.dtype) * stride, layer.child[node[row], choice]
         return codes
 
     @staticmethod
@@ -85,8 +90,7 @@ class RelationSpace(StrategySpace):
 
     def listed(self) -> Space:
         """The same strategies in a list, for which there must be room."""
-        codes = self.at(np.arange(len(self))) @ self.strides[1:]
-        return Space(self.family, self.problem, self.device, codes)
+        return Space(self.family, self.problem, self.device, self.at(np.arange(len(self))))
 
     def plain(self) -> "RelationSpace":
         """What is left where decisions that strategies need not name are as listed ones have them,

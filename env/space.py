@@ -74,8 +74,16 @@ class StrategySpace(ABC):
         """Completions after each next choice: prefix [n, t] of indices -> [n, sizes[t]]."""
 
     @abstractmethod
+    def at(self, places: NDArray[np.int64]) -> Codes:
+        """[n] the codes at these places [n] in their order."""
+
     def sample_uniform(self, n: int, rng: np.random.Generator) -> Codes:
         """[n] codes drawn exactly uniformly, with replacement, from the valid strategies."""
+        return self.at(rng.integers(len(self), size=n))
+
+    @abstractmethod
+    def below(self, prefix: NDArray[np.int64]) -> Codes:
+        """The codes of all strategies with one of these distinct prefixes [n, t] of indices."""
 
     @abstractmethod
     def given(self, fixed: Mapping[str, Collection[Choice]]) -> "StrategySpace":
@@ -168,9 +176,17 @@ class Space(StrategySpace):
         """The choice values of the codes, or of every leaf, as arrays [n], by decision name."""
         return super().fields(self.codes if codes is None else codes)
 
-    def sample_uniform(self, n: int, rng: np.random.Generator) -> Codes:
-        drawn: Codes = self.codes[rng.integers(len(self.codes), size=n)]
-        return drawn
+    def at(self, places: NDArray[np.int64]) -> Codes:
+        codes: Codes = self.codes[places]
+        return codes
+
+    def below(self, prefix: NDArray[np.int64]) -> Codes:
+        depth = prefix.shape[1]
+        inside = np.isin(
+            self.codes - self.codes % self.strides[depth], prefix @ self.strides[1 : depth + 1]
+        )
+        codes: Codes = self.codes[inside]
+        return codes
 
     def counts(self, prefix: NDArray[np.int64]) -> NDArray[np.int64]:
         prefix = np.atleast_2d(np.asarray(prefix, np.int64))

@@ -18,6 +18,7 @@ from torch import Tensor
 from ptxflow.command import BadInput
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.digest import DamagedError, checked, sealed
+from ptxflow.gfn.hints import settings
 from ptxflow.gfn.network import FamilyShape, NetworkConfig
 
 FORMAT = 2
@@ -102,12 +103,13 @@ def _header(path: Path, data: bytes) -> dict[str, Any]:
 
 def require_space(where: object, config: NetworkConfig, family: FamilyShape) -> None:
     """CheckpointError unless the network was made for this decision space and these features."""
-    known = {f.name: f for f in config.families}
+    known = {p.shape.name: p for p in config.policies}
     if family.name not in known:
         raise CheckpointError(
             f"{where}: the checkpoint has no family {family.name!r}; it has {', '.join(known)}"
         )
-    held = known[family.name]
+    policy = known[family.name]
+    held = policy.shape
     if (held.sizes, held.digest) != (family.sizes, family.digest):
         raise CheckpointError(
             f"{where}: the checkpoint is of another decision space of {family.name!r} "
@@ -118,4 +120,9 @@ def require_space(where: object, config: NetworkConfig, family: FamilyShape) -> 
         raise CheckpointError(
             f"{where}: the checkpoint was trained on other features of {family.name!r} "
             f"({', '.join(differing[:4])}): train it anew"
+        )
+    if policy.knowing and policy.asked != settings(policy.knowing):
+        raise CheckpointError(
+            f"{where}: the checkpoint's policy of {family.name!r} was told what another search "
+            "finds: train it anew"
         )

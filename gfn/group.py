@@ -46,7 +46,7 @@ class Group:
         self.spaces = [RelationSpace.of(s) if isinstance(s, Space) else s for s in spaces]
         self.ids = ids  # of the trainer's workloads, by workload id of the walks
         self.trainer, config = trainer, trainer.config
-        self.walks = Diagrams(self.spaces, trainer.compute)
+        self.walks = Diagrams(self.spaces, trainer.compute, near=False)
         self.replay = Replay(len(spaces), self.walks.depth, config.room, trainer.compute)
         self.env = KernelEnv(self.walks, self.worth)
         name, log_f = self.walks.family, trainer.log_f
@@ -63,7 +63,7 @@ class Group:
         for place, space in zip(places, spaces, strict=True):
             self.spaces[place] = space
             self.replay.forget(place)
-        self.walks = self.env.walks = Diagrams(self.spaces, self.walks.device)
+        self.walks = self.env.walks = Diagrams(self.spaces, self.walks.device, near=False)
 
     def worth(self, workload: Tensor, choices: Tensor) -> Tensor:
         """float32 [n] the TFLOP/s over the attainable, of workloads [n] and choices [n, F]."""

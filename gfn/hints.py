@@ -3,19 +3,18 @@
 How a tile divides a shape, and how many waves of it a device runs, is steep and nothing that a
 network learns of sizes. The model knows it, and a surrogate of a wide space; a search asks for some
 thousand strategies. None is measured, and none listed. A policy sees of them, for each two choices
-of different decisions, how far the best strategy with both is behind the best of all; and they are
-`Known`: what they weigh below a prefix is summed, and the rest alone is learned.
+of different decisions, how far the best strategy with both is behind the best of all; and what they
+weigh below a prefix is summed. What all others weigh there is estimated from a stratified sample of
+them; how the others differ where few of them were drawn is learned.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
@@ -31,7 +30,10 @@ BRIEF = Search(drawn=1024, rounds=16, kept=128, crossed=256)  # of a surrogate, 
 FAR = 0.5  # of the attainable, that choices are said to be behind at most
 REMEMBERED = 1 << 10  # workloads
 KEPT = 1 << 15  # of what was asked for, the best that are `Known`
-LEAST = 1e-14  # that a known strategy weighs, over the best: what float64 tells apart in a sum
+DRAWN = 1 << 18  # strategies of a sample of the others; half of it where a surrogate is asked
+LESS = 1 << 15  # the same in training
+CELL = 64  # of them in the mean, of each of as many equal parts of the space
+SHARP = 0.03  # the temperature at which half of them are drawn where others weigh more
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,20 @@ class Found:
     codes: Codes  # int64 [n] of the best KEPT, in order
     worth: Values  # float64 [n]
     reached: float  # worth of the worst whose neighbours were asked for: few others are better
+    best: float  # the worth of the best itself
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A sample of the others of a workload, in order; worth as in `Found`."""
+
+    codes: Codes  # int64 [m]
+    worth: Values  # float64 [m]
+    stands: Values  # float64 [m]  for how many others each stands
 
 
 _seen: dict[tuple[str, str, Problem, Device], Found] = {}
-_weighed: dict[tuple[str, int], tuple[StrategySpace, Values]] = {}  # by the id of the space
+_drawn: dict[tuple[str, str, Problem, Device, int], Drawn] = {}
 
 
 def hints(spaces: Sequence[StrategySpace], by: str = MODEL) -> Tensor:
@@ -66,16 +78,68 @@ def searching(by: str) -> Search:
     return SEARCH if by == MODEL else BRIEF
 
 
-def asked(space: StrategySpace, by: str = MODEL) -> tuple[Codes, Values]:
-    """The strategies that the hints of a workload rest on, best first, and the share of the
-    attainable; none names an implied decision, of which rewards know nothing."""
+def reach(number: int, by: str) -> int:
+    """So many of the model, half of it of a surrogate."""
+    return number if by == MODEL else number // 2
+
+
+def settings(by: str) -> str:
+    """A digest of the search: a policy learns what others weigh beside what that finds, whatever
+    the size of the sample."""
+    return hashlib.sha256(repr((searching(by), KEPT)).encode()).hexdigest()[:12]
+
+
+def told(space: StrategySpace, by: str = MODEL) -> Callable[[Codes], Values]:
+    """What strategies are worth, in shares of the attainable."""
     reward = rewarder(space, by)
 
     def worth(codes: Codes) -> Values:
         tflops = reward.tflops(space, codes)
         return log_reward(tflops, space.problem, space.device, tau=1.0)
 
-    return searching(by).run(space.plain() if isinstance(space, RelationSpace) else space, worth)
+    return worth
+
+
+def asked(space: StrategySpace, by: str = MODEL) -> tuple[Codes, Values]:
+    """The strategies that the hints of a workload rest on, best first, and the share of the
+    attainable; none names an implied decision, of which rewards know nothing."""
+    return searching(by).run(plain(space), told(space, by))
+
+
+def plain(space: StrategySpace) -> StrategySpace:
+    return space.plain() if isinstance(space, RelationSpace) else space
+
+
+def sampled(
+    space: StrategySpace, worth: Callable[[Codes], Values], n: int
+) -> tuple[Codes, Values, Values]:
+    """About n strategies all over a space, in order, what they are worth, and for how many each
+    stands. The space is cut into parts of equal size; half of the draws are as many of each, half
+    in proportion to the root mean square weight at SHARP. All where there are no more than n."""
+    if len(space) <= n:
+        codes = space.at(np.arange(len(space)))
+        return codes, worth(codes), np.ones(len(codes))
+    rng = np.random.default_rng(0)
+    edges = np.linspace(0, len(space), n // CELL + 1).astype(np.int64)
+    size = np.diff(edges)
+    codes, values = _spread(space, worth, edges, np.full(len(size), CELL // 4), rng)
+    square = np.exp(2 / SHARP * (values - values.max())).reshape(len(size), -1).mean(1) ** 0.5
+    each = CELL / 2 + n / 2 * square / square.sum()
+    number = np.minimum(np.maximum(each, 1).astype(np.int64), size)
+    codes, values = _spread(space, worth, edges, number, rng)
+    return codes, values, np.repeat(size / number, number)
+
+
+def _spread(
+    space: StrategySpace, worth: Callable[[Codes], Values], edges: Codes, number: Codes,
+    rng: np.random.Generator,
+) -> tuple[Codes, Values]:  # fmt: skip
+    """So many of each part of a space, evenly over it."""
+    part = np.repeat(np.arange(len(number)), number)
+    place = np.arange(len(part)) - np.repeat(np.cumsum(number) - number, number)
+    share = (place + rng.random(len(part))) / number[part]
+    codes = space.at(edges[part] + (share * np.diff(edges)[part]).astype(np.int64))
+    return codes, worth(codes)
 
 
 def found(space: StrategySpace, by: str) -> Found:
@@ -87,8 +151,22 @@ def found(space: StrategySpace, by: str) -> Found:
         said = torch.from_numpy(_pairs(space, codes, worth)).float()
         behind, last = worth - worth.max(), searching(by).rounds * searching(by).kept
         best = np.argsort(codes[:KEPT])
-        _seen[key] = Found(said, codes[best], behind[best], float(behind[: last + 1][-1]))
+        end = float(behind[: last + 1][-1])
+        _seen[key] = Found(said, codes[best], behind[best], end, worth.max())
     return _seen[key]
+
+
+def drawn(space: StrategySpace, by: str, n: int) -> Drawn:
+    """Some n of the others of a workload, remembered."""
+    if (key := (by, space.digest, space.problem, space.device, n)) not in _drawn:
+        if len(_drawn) >= REMEMBERED:
+            _drawn.clear()
+        first = found(space, by)
+        codes, worth, stands = sampled(plain(space), told(space, by), n)
+        other = ~np.isin(codes, first.codes)
+        other[1:] &= codes[1:] > codes[:-1]
+        _drawn[key] = Drawn(codes[other], worth[other] - first.best, stands[other])
+    return _drawn[key]
 
 
 def _pairs(space: StrategySpace, codes: Codes, worth: Values) -> Values:
@@ -106,88 +184,3 @@ def _pairs(space: StrategySpace, codes: Codes, worth: Values) -> Values:
             alone[edges[i] : edges[i + 1]] = worth.max()
     best = np.where(np.isneginf(best), np.minimum.outer(alone, alone), best)
     return np.maximum(best - worth.max(), -FAR)
-
-
-def _weights(space: StrategySpace, by: str) -> Values:
-    """For how many strategies of the space each that was found stands: those that differ from it
-    in implied decisions alone."""
-    if (key := (by, id(space))) not in _weighed:
-        if len(_weighed) >= REMEMBERED:
-            _weighed.clear()
-        rows = space.indices(found(space, by).codes)[:, : named(space)]
-        counts = space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]]
-        _weighed[key] = space, counts.astype(np.float64)
-    return _weighed[key][1]
-
-
-def named(space: StrategySpace) -> int:
-    """How many decisions come before those that are implied, which are the last."""
-    return len(space.decisions) - len(space.family.implied)
-
-
-@dataclass(frozen=True)
-class Known:
-    """The strategies that were found of S workloads at temperatures, N of each at most.
-
-    codes   int64 [S N]  in order; those of condition s are counted from s * room
-    counts  float64 [S, N + 1]  strategies before each, of those that the space has
-    masses  float64 [S, N + 1]  what those before each weigh, over the best
-    reached float32 [S]  as `Found.reached`
-    """
-
-    codes: Tensor
-    counts: Tensor
-    masses: Tensor
-    reached: Tensor
-    strides: tuple[int, ...]
-    named: int
-
-    @property
-    def room(self) -> int:
-        """For the codes of a workload, and for what comes behind them."""
-        return self.strides[0] + 1
-
-    @staticmethod
-    def of(spaces: Sequence[StrategySpace], tau: Tensor, by: str = MODEL) -> "Known":
-        """Of workloads [S] at temperatures [S], where these lie."""
-        rows = [found(space, by) for space in spaces]
-        strides = tuple(map(int, spaces[0].strides))
-        room = strides[0] + 1
-        codes = _padded([row.codes for row in rows], room - 1)
-        codes = (codes + room * torch.arange(len(rows))[:, None]).flatten()
-        weights = _padded([_weights(space, by) for space in spaces]).to(tau.device)
-        worth = _padded([row.worth for row in rows]).to(tau.device)
-        masses = _before(weights * (worth / tau.double()[:, None]).exp())
-        reached = torch.tensor([row.reached for row in rows], device=tau.device)
-        tables = codes.to(tau.device), _before(weights), masses, reached
-        return Known(*tables, strides, named(spaces[0]))
-
-    def below(
-        self, depth: int, which: Tensor, prefix: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """How many known strategies are below each next choice after prefixes [n, >= depth] of
-        conditions [n], and the logarithm of what they weigh: both [n, choices]; and [n, 1]
-        `reached`. None from where implied decisions begin, whose choices are all alike."""
-        if depth >= self.named:
-            return None
-        first = which * self.room
-        for choice, stride in zip(prefix[:, :depth].T, self.strides[1:], strict=False):
-            first = first + choice * stride
-        whole, each = self.strides[depth : depth + 2]
-        steps = torch.arange(0, whole + 1, each, device=first.device)
-        place = torch.searchsorted(self.codes, first[:, None] + steps)
-        place = place - (which * (self.counts.shape[1] - 1))[:, None]
-        counts = self.counts[which[:, None], place].diff(dim=1)
-        mass = self.masses[which[:, None], place].diff(dim=1)
-        logs = torch.maximum(mass, LEAST * counts).clamp(min=1e-30).log()
-        return counts, logs, self.reached[which, None]
-
-
-def _padded(rows: Sequence[NDArray[Any]], value: int = 0) -> Tensor:
-    """[S, N] rows one below the other, filled up with a value."""
-    return pad_sequence([torch.from_numpy(row) for row in rows], True, value)
-
-
-def _before(rows: Tensor) -> Tensor:
-    """[n, N + 1] sums of what comes before each place of rows [n, N]."""
-    return torch.nn.functional.pad(rows.cumsum(1), (1, 0))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU
@@ -141,17 +142,29 @@ def sample_by_steps(
     tau: float = TAU,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Codes of min(k, len(space)) distinct strategies of a space of any size, and their exact
-    log-probabilities; no other strategy is scored. See `beam.draw_distinct`: each *step* is taken
-    to the power of `sharpness`, so that only 1 draws as from a list (at 2 the best of 8 is as good:
-    98.9% and 99.0% of the optimum by the reward, over 8 workloads). Raises CheckpointError as
+    log-probabilities; no other strategy is scored. See `beam.draw_distinct`. A policy that is told
+    temperatures draws at `tau / sharpness`, as far as it was trained; else each *step* is taken to
+    the power of `sharpness`, so that only 1 draws as from a list. Raises CheckpointError as
     `log_probs` does, ValueError as `draw_distinct`."""
     _require_draws(k, sharpness)
     require_space(policy.path, policy.network.config, family_shape(space))
-    rng = np.random.default_rng(seed)
-    drawn = beam.draw_distinct(
-        Diagrams([space]), policy.network, 0, k, sharpness=sharpness, rng=rng, tau=tau
-    )
-    return drawn.choices.numpy() @ space.strides[1:], drawn.log_probs.numpy()
+    rng, colder = np.random.default_rng(seed), tau
+    if sharpness and (told := policy.network.of(space.family.name).config.temperatures):
+        colder = min(max(tau / sharpness, told[0]), told[1])
+    walks = Diagrams([space])
+    power = sharpness * colder / tau
+    drawn = beam.draw_distinct(walks, policy.network, 0, k, sharpness=power, rng=rng, tau=colder)
+    codes: Codes = drawn.choices.numpy() @ space.strides[1:]
+    logs = drawn.log_probs if colder == tau else _given(policy, walks, drawn.choices, tau)
+    return codes, logs.numpy()
+
+
+def _given(policy: Policy, walks: Diagrams, rows: Tensor, tau: float) -> Tensor:
+    """float64 [n] exact log-probabilities of strategies [n, F] of the first workload."""
+    zero, at = torch.zeros(1, dtype=torch.int64), torch.full((1,), tau)
+    with torch.no_grad():
+        walk = walks.walk(policy.network, zero, at, each=len(rows), given=rows)
+    return walk.log_probs.double().sum(0)
 
 
 @dataclass(frozen=True)
@@ -195,11 +208,7 @@ def with_found(
     if pool is None:
         part = Space(space.family, space.problem, space.device, np.unique(codes))
         return undrawn(part, len(space))
-    rows = torch.from_numpy(space.indices(codes))
-    zero, at = torch.zeros(1, dtype=torch.int64), torch.full((1,), tau)
-    with torch.no_grad():
-        walk = Diagrams([space]).walk(policy.network, zero, at, each=len(rows), given=rows)
-    found = walk.log_probs.double().sum(0).numpy()
+    found = _given(policy, Diagrams([space]), torch.from_numpy(space.indices(codes)), tau).numpy()
     every, first = np.unique(np.concatenate([pool.space.codes, codes]), return_index=True)
     logs = np.concatenate([pool.log_probs, found])[first]
     drawn = np.searchsorted(every, pool.space.codes[pool.drawn])

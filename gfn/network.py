@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ptxflow.env.reward import TAU
-from ptxflow.gfn.hints import Known
+from ptxflow.gfn.known import Below, Known, Near
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,7 @@ class FamilyConfig:
     layers: int = 2
     temperatures: tuple[float, float] | None = None  # least and most tau; None: of one, not told
     knowing: str = ""  # who says what some strategies are worth, see `hints`; or nobody
+    asked: str = ""  # how, by `hints.settings`
 
     @property
     def inputs(self) -> int:
@@ -62,11 +63,10 @@ class FamilyConfig:
         shape |= {name: tuple(shape[name]) for name in ("sizes", "features")}
         rows = {name: tuple(data[name]) for name in ("center", "gain")}
         told, by = data.get("temperatures"), data.get("knowing") or ""
-        if not isinstance(by, str):  # those told by the model did not know where its search ended
-            raise KeyError("knowing")
+        asked = data["asked"] if by else ""  # those without were told less than they would be now
         return FamilyConfig(
             FamilyShape(**shape), rows["center"], rows["gain"], data["hidden"], data["layers"],
-            tuple(told) if told else None, by,
+            tuple(told) if told else None, by, asked,
         )  # fmt: skip
 
 
@@ -97,12 +97,14 @@ class Conditions:
     scale    float [S]  of the logits: the middle temperature over this one
     hints    float [S, choices, choices]  or None; `hints.hints`
     known    of these S, or None
+    near     of these S, or None
     """
 
     encoded: Tensor
     scale: Tensor
     hints: Tensor | None = None
     known: Known | None = None
+    near: Near | None = None
 
 
 class Standardise(nn.Module):
@@ -123,7 +125,9 @@ class Standardise(nn.Module):
 
 TRUST = 0.5  # in hints, before training: the best with a choice is not all that it leads to
 BEHIND = 0.05  # of the attainable, that others are behind these, before training
-NONE = -1e4  # the logarithm of no weight, of which gradients can be taken
+DOUBT = 8.0  # strategies drawn that outweigh what is said of the rest, before training
+LEVEL = 0.1  # the same of how high all of them are
+NONE, MOST = 1e-100, 200.0  # weights are at least this, and their logarithms at most
 
 
 class FamilyPolicy(nn.Module):
@@ -147,6 +151,7 @@ class FamilyPolicy(nn.Module):
         if config.knowing:  # by decision, how much what hints say counts
             self.trust = nn.Parameter(torch.zeros(len(sizes), hidden))
             self.trust_bias = nn.Parameter(torch.full((len(sizes),), TRUST))
+            self.doubt = nn.Parameter(torch.full((len(sizes),), math.log(DOUBT)))
             nn.init.constant_(self.head_bias, -BEHIND / config.middle)
         self.edges = list(accumulate(sizes, initial=0))  # of decisions, in the slots
         # where the parameters are, for `decided`
@@ -198,15 +203,14 @@ class FamilyPolicy(nn.Module):
 
     def logits(
         self, depth: int, state: Tensor, scale: Tensor, log_counts: Tensor,
-        hints: Tensor | None = None, known: tuple[Tensor, Tensor, Tensor] | None = None,
+        hints: Tensor | None = None, known: Below | None = None,
     ) -> Tensor:  # fmt: skip
         """[n, hidden] states -> [n, sizes[depth]] logits of the next choice; -inf where illegal.
 
         Told the temperature, they are `scale` [n] times what the head says, on top of `log_counts`
         [n, sizes[depth]] of the completions: uniform over strategies where it is high, and as
         1 / tau where it is low, as the target's are. An older policy has the head's alone. Where
-        strategies are known, counts and logarithms of weights [n, sizes[depth]], these are added to
-        what the head says of the others, from [n, 1] on, which these are behind the best.
+        strategies are known, they say what they weigh, and the head what one of the others does.
         """
         own = slice(*self.edges[depth : depth + 2])
         x = self.hidden(depth, state)
@@ -214,21 +218,42 @@ class FamilyPolicy(nn.Module):
         if hints is not None:
             trust = functional.linear(x, self.trust[depth : depth + 1], self.trust_bias[depth])
             if known is not None:  # others are behind what is known, or as far as the hints say
-                reached = known[2] / self.config.middle
+                reached = known.reached / self.config.middle
                 said, hints = said + reached, (hints - reached).clamp(max=0)
             said = torch.addcmul(said, trust, hints)
         if known is not None:
-            others = log_counts.double().exp() - known[0]
-            some = others > 0.5
-            log_others = torch.where(some, others, 1.0).log().to(said)
-            weight = torch.where(some, torch.addcmul(log_others, said, scale[:, None]), NONE)
-            own_weight = torch.where(known[0] > 0, known[1], NONE).to(said)
-            return torch.logaddexp(weight, own_weight).masked_fill(
-                log_counts.isneginf(), -torch.inf
-            )
+            each = (scale[:, None] * said).double().clamp(-MOST, MOST).exp()
+            weight = _weight(log_counts.double().exp(), each, known, self.doubt[depth].exp())
+            logits: Tensor = weight.clamp(min=NONE).log().to(said)
+            return logits.masked_fill(log_counts.isneginf(), -torch.inf)
         if self.config.temperatures:
             return torch.addcmul(log_counts, said, scale[:, None])
         return said.masked_fill(log_counts.isneginf(), -torch.inf)
+
+
+def _weight(completions: Tensor, each: Tensor, known: Below, doubt: Tensor) -> Tensor:
+    """What `completions` [n, choices] of each next choice weigh, where one of those that are not
+    known weighs `each` in proportion.
+
+    The sample says how high that is in all, and corrects it for a choice below which many were
+    drawn; who was found or drawn counts with his own weight.
+    """
+    rest = completions - known.counts
+    rest = torch.where(rest > 0.5, rest, 0.0)
+    among = rest + known.counts - known.found  # of whom the sample is
+    usual = _mean(each, among).clamp(min=NONE)
+    number = known.number.sum(1, keepdim=True)
+    stand = known.stands.sum(1, keepdim=True).clamp(min=1)
+    seen = number * known.weighs.sum(1, keepdim=True) / stand + LEVEL * usual
+    level = seen / (number * _mean(each, known.stands) + LEVEL * usual)
+    own = known.number * known.weighs / known.stands.clamp(min=1)
+    estimate = (own + doubt * level * each) / (known.number + doubt)
+    return known.masses + known.drawn + rest * estimate
+
+
+def _mean(rows: Tensor, weights: Tensor) -> Tensor:
+    """[n, 1] the means of rows [n, m], weighed [n, m]; 0 where nothing weighs."""
+    return (rows * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
 
 
 class PolicyNetwork(nn.Module):

@@ -23,7 +23,7 @@ from ptxflow.gfn.beam import draw_distinct
 from ptxflow.gfn.checkpoint import Checkpoint, CheckpointError, require_space
 from ptxflow.gfn.curriculum import Curriculum, Promotion
 from ptxflow.gfn.group import AnySpace, Group
-from ptxflow.gfn.hints import hints
+from ptxflow.gfn.hints import hints, settings
 from ptxflow.gfn.muon import Muon
 from ptxflow.gfn.network import ByFamily, FamilyConfig, LogF, LogZ, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.options import TrainConfig
@@ -468,8 +468,9 @@ def network_config(spaces: Sequence[AnySpace], config: TrainConfig) -> NetworkCo
         gain = torch.where(spread > 1e-6, 1 / spread.clamp(min=LEAST_SPREAD), 0.0)
         rows = tuple(center.tolist()), tuple(gain.tolist())
         shape, size = family_shape(own[0]), (config.hidden, config.layers)
-        told = config.temperatures, config.knowing
-        policies.append(FamilyConfig(shape, *rows, *size, *told))
+        asked = settings(config.knowing) if config.knowing else ""
+        told = config.knowing, asked
+        policies.append(FamilyConfig(shape, *rows, *size, config.temperatures, *told))
     return NetworkConfig(tuple(policies))
 
 

@@ -22,8 +22,9 @@ from ptxflow.env.features import describe_device, describe_problem
 from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import TAU
 from ptxflow.env.space import Level, Space, StrategySpace, require_same_decisions
-from ptxflow.gfn.hints import Known, hints
-from ptxflow.gfn.network import Conditions, FamilyConfig, FamilyShape, PolicyNetwork
+from ptxflow.gfn.hints import LESS, hints, reach
+from ptxflow.gfn.known import Known, Near
+from ptxflow.gfn.network import NONE, Conditions, FamilyConfig, FamilyShape, PolicyNetwork
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ class Walk:
 
 
 class Walks:
-    """The spaces of one family as tensors on `device`; workload w begins at node w.
+    """The spaces of one family as tensors on `device`; workload w begins at node w. With `near`, a
+    policy that is told what strategies are worth asks for all where few are left (`known.Near`),
+    and for a larger sample: not in training.
 
     child       int32 [nodes, sizes[t]] at each depth; -1 where illegal
     log_counts  float [nodes, sizes[t]] at each depth, of completions; -inf where illegal
@@ -57,8 +60,9 @@ class Walks:
         children: Sequence[NDArray[np.int32]],
         counts: Sequence[NDArray[np.int64]],
         device: torch.device | str,
+        near: bool = True,
     ) -> None:
-        self.device = torch.device(device)
+        self.device, self.near = torch.device(device), near
         self.sizes = spaces[0].sizes
         self.depth = len(self.sizes)
         self.family = spaces[0].family.name
@@ -92,8 +96,10 @@ class Walks:
         if not policy.config.knowing:
             return policy.conditions(seen, tau)
         said = self.told(policy.config.knowing).index_select(0, workload)
-        known = Known.of([self.spaces[w] for w in workload.tolist()], tau, policy.config.knowing)
-        return replace(policy.conditions(seen, tau, said), known=known)
+        spaces, by = [self.spaces[w] for w in workload.tolist()], policy.config.knowing
+        near = Near(spaces, tau, by) if self.near else None
+        known = Known.of(spaces, tau, by, None if self.near else reach(LESS, by))
+        return replace(policy.conditions(seen, tau, said), known=known, near=near)
 
     def told(self, by: str) -> Tensor:
         """[W, choices, choices] `hints.hints` of the workloads by who is asked."""
@@ -118,7 +124,12 @@ class Walks:
         said, known = policy.hinted(depth, conditions, which, prefix), None
         if conditions.known is not None:
             known = conditions.known.below(depth, which, prefix)
-        return policy.logits(depth, state, scale, log_counts, said, known)
+        found = policy.logits(depth, state, scale, log_counts, said, known)
+        if conditions.near is not None:
+            rows, weights = conditions.near.below(depth, which, prefix)
+            exact = weights.clamp(min=NONE).log().to(found)
+            found[rows] = exact.masked_fill(log_counts[rows].isneginf(), -torch.inf)
+        return found
 
     def step_log_probs(
         self, network: PolicyNetwork, depth: int, node: Tensor, prefix: Tensor,
@@ -244,7 +255,9 @@ class Tree(Walks):
 class Diagrams(Walks):
     """Spaces of one family that are not listed; a node at the end is a workload's."""
 
-    def __init__(self, spaces: Sequence[RelationSpace], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, spaces: Sequence[RelationSpace], device: torch.device | str = "cpu", near: bool = True
+    ) -> None:
         require_same_decisions(spaces)
         counts = np.array([[*(len(v.child) for v in s.layers), 1] for s in spaces])  # [W, F + 1]
         first = np.cumsum(counts, 0) - counts
@@ -259,7 +272,7 @@ class Diagrams(Walks):
             np.concatenate([s.layers[depth].counts for s in spaces])
             for depth in range(counts.shape[1] - 1)
         ]
-        super().__init__(spaces, children, completions, device)
+        super().__init__(spaces, children, completions, device, near)
 
 
 def describe(space: StrategySpace) -> dict[str, float]:

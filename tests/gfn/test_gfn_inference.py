@@ -21,9 +21,10 @@ from ptxflow.env.tasks.shapes import Stream
 from ptxflow.gfn import ablation
 from ptxflow.gfn.balance import KernelPolicy
 from ptxflow.gfn.beam import Drawn, draw_distinct
-from ptxflow.gfn.checkpoint import write
-from ptxflow.gfn.hints import FAR, Known, asked, hints
+from ptxflow.gfn.checkpoint import CheckpointError, write
+from ptxflow.gfn.hints import FAR, asked, drawn, found, hints, sampled, told
 from ptxflow.gfn.inference import Policy, load_policy, log_probs, sample_by_steps
+from ptxflow.gfn.known import Known, Near
 from ptxflow.gfn.network import FamilyConfig, NetworkConfig, PolicyNetwork
 from ptxflow.gfn.options import TrainConfig
 from ptxflow.gfn.replay import Replay, destroyed
@@ -160,8 +161,11 @@ def brief() -> Iterator[None]:
     """A search that does not find all of small spaces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ptxflow.gfn.hints.SEARCH", Search(drawn=256, rounds=6, kept=16))
-        for name in ("_seen", "_weighed"):
-            patch.setattr(f"ptxflow.gfn.hints.{name}", {})
+        for name in ("walks.LESS", "known.DRAWN"):
+            patch.setattr(f"ptxflow.gfn.{name}", 512)
+        patch.setattr("ptxflow.gfn.known.NEAR", 64)
+        for name in ("hints._seen", "hints._drawn", "known._counted"):
+            patch.setattr(f"ptxflow.gfn.{name}", {})
         yield
 
 
@@ -239,9 +243,13 @@ def test_a_knowing_policy_is_a_distribution_and_the_same_by_steps(
     policy = load_policy(tmp_path / "p")
     assert policy.network.config.policies[0].knowing
     older = policy.network.config.to_json()
-    older["towers"][0]["knowing"] = True
-    with pytest.raises(KeyError, match="knowing"):
+    del older["towers"][0]["asked"]
+    with pytest.raises(KeyError, match="asked"):
         NetworkConfig.from_json(older)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ptxflow.gfn.hints.KEPT", 256)
+        with pytest.raises(CheckpointError, match="told what another search finds"):
+            sample_by_steps(policy, spaces[0], 8, 0)
     for space in spaces[:2]:
         listed = enumerate_space(space.family, space.problem, space.device)
         exact = log_probs(policy, listed, 0.02)
@@ -274,15 +282,53 @@ def test_what_is_known_weighs_what_it_is_worth(spaces: list[RelationSpace]) -> N
         assert inside.all() == (one is not part)
         for depth in (0, 3, len(space.sizes) - 1):
             prefix = space.indices(codes)[:1, :depth]
-            found = known.below(depth, zero, torch.from_numpy(prefix))
-            assert found is not None
+            below = known.below(depth, zero, torch.from_numpy(prefix))
+            assert below is not None
             own = inside & (space.indices(codes)[:, :depth] == prefix).all(1)
             for choice in range(space.sizes[depth]):
                 here = own & (space.indices(codes)[:, depth] == choice)
-                assert found[0][0, choice].item() == here.sum()
-                if here.any():
-                    total = weights[here].sum()
-                    assert found[1][0, choice].exp().item() == pytest.approx(total, rel=1e-3)
+                assert below.found[0, choice].item() == here.sum()
+                total = weights[here].sum()
+                assert below.masses[0, choice].item() == pytest.approx(total, rel=1e-3)
+
+
+def test_a_sample_stands_for_all_others(spaces: list[RelationSpace]) -> None:
+    space = max(spaces, key=len)
+    worth, all_of = told(space), space.listed()
+    codes, values, stands = sampled(space, worth, 512)
+    assert (np.diff(codes) >= 0).all() and np.isin(codes, all_of.codes).all()
+    np.testing.assert_array_equal(values, worth(codes))
+    assert stands.sum() == pytest.approx(len(space))
+    level = all_of.indices()[:, 0] == all_of.indices()[0, 0]
+    share = stands[space.indices(codes)[:, 0] == all_of.indices()[0, 0]].sum() / len(space)
+    assert share == pytest.approx(level.mean(), abs=0.05)
+    total = np.exp((worth(all_of.codes) - values.max()) / 0.02).sum()
+    assert (stands * np.exp((values - values.max()) / 0.02)).sum() == pytest.approx(total, rel=0.3)
+    others = drawn(space, "model", 512)
+    assert not np.isin(others.codes, found(space, "model").codes).any()
+    known = Known.of([space], torch.tensor([0.02]), n=len(space))
+    below = known.below(0, torch.zeros(1, dtype=torch.int64), torch.zeros(1, 1))
+    assert (
+        below is not None
+        and (below.counts.numpy() == space.counts(np.zeros((1, 0), np.int64))).all()
+    )
+
+
+def test_where_few_are_left_all_are_asked_for(spaces: list[RelationSpace]) -> None:
+    """What a policy says there is the target, whatever its network says."""
+    space = spaces[0]
+    listed, tau, zero = space.listed(), 0.02, torch.zeros(1, dtype=torch.int64)
+    weights = np.exp((told(space)(listed.codes) - found(space, "model").best) / tau)
+    near, rows = Near([space], torch.tensor([tau]), "model"), listed.indices()
+    for depth in range(1, len(space.sizes)):
+        prefix = rows[len(rows) // 2 : len(rows) // 2 + 1, :depth]
+        inside = (rows[:, :depth] == prefix).all(1)
+        which, weighs = near.below(depth, zero, torch.from_numpy(prefix))
+        assert len(which) == (inside.sum() <= 64)
+        own = np.bincount(rows[inside, depth], weights[inside], space.sizes[depth])
+        for mine in weighs.numpy():
+            np.testing.assert_allclose(mine / mine.sum(), own / own.sum(), atol=1e-6)
+    assert len(near.held[0][0]) == len(np.unique(near.held[0][0])) > 0
 
 
 def test_few_others_are_better_than_where_the_search_ended(spaces: list[RelationSpace]) -> None:
@@ -293,7 +339,7 @@ def test_few_others_are_better_than_where_the_search_ended(spaces: list[Relation
         known = Known.of([space], torch.tensor([0.02]))
         better = listed.codes[worth - worth.max() > known.reached.item() + 1e-6]
         assert -1 < known.reached.item() < 0 and len(better) > 40
-        assert np.isin(better, known.codes.numpy()).mean() > 0.9
+        assert np.isin(better, known.found.codes.numpy()).mean() > 0.9
 
 
 def test_a_policy_that_knows_all_is_its_target_before_it_is_trained(
@@ -303,7 +349,7 @@ def test_a_policy_that_knows_all_is_its_target_before_it_is_trained(
     whole = Search(drawn=40 * len(small), rounds=0, kept=1)
     monkeypatch.setattr("ptxflow.gfn.hints.SEARCH", whole)
     monkeypatch.setattr("ptxflow.gfn.hints._seen", {})
-    monkeypatch.setattr("ptxflow.gfn.hints._weighed", {})
+    monkeypatch.setattr("ptxflow.gfn.hints._drawn", {})
     made = Trainer([small], TrainConfig(tau=0.02, hidden=32, stages=1, knowing="model"), 10)
     assert [made.distances([0], tau)[0] < 1e-4 for tau in (0.005, 0.02, 0.1)] == [True] * 3
 
@@ -312,8 +358,8 @@ def test_of_a_wide_space_the_strategies_that_differ_in_implied_decisions_are_ali
     (plain,) = Stream("gemm", H200, wide=True).draw(1, np.random.default_rng(3))
     space = relate(GEMM.wide, plain.problem, plain.device)
     zero, tau = torch.zeros(1, dtype=torch.int64), torch.tensor([0.02])
-    found, none = Known.of([space], tau), zero[:, None]
-    first = found.below(0, zero, none)
+    known, none = Known.of([space], tau), zero[:, None]
+    first = known.below(0, zero, none)
     codes, _ = asked(space)
     fixed = [d.name for d in space.decisions if d.name not in GEMM.wide.implied]
     held = [space.strategy(int(code)).get for code in codes[:20]]
@@ -321,8 +367,8 @@ def test_of_a_wide_space_the_strategies_that_differ_in_implied_decisions_are_ali
     assert max(alike) > 1
     ones = Known.of([plain], tau).below(0, zero, none)
     assert ones is not None and first is not None
-    assert ones[0].sum() == len(codes) < first[0].sum()
-    assert found.below(len(space.sizes) - 5, zero, none) is None
+    assert ones.found.sum() == len(codes) < first.found.sum()
+    assert known.below(len(space.sizes) - 5, zero, none) is None
 
 
 def test_a_knowing_loss_is_that_of_stock_torchgfn(trainer: Trainer) -> None:
