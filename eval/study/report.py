@@ -54,7 +54,6 @@ CONTENTS = (
         "Kernels", "The best of what policies sampled, beside libraries in the same rounds.",
         ("kernels", "floors"), ("fast_p", "roofline"),
     ),
-    Content("Transfer from workload to workload", plots=("transfer",)),
     Content(
         "Transfer with a few measurements",
         "What the strategy loses that one would take after so many measurements: the best that "

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxflow.eval.study.attribution import attribution
 from ptxflow.eval.study.metrics import (
     Sheet,
     drawn_again,
@@ -24,7 +25,6 @@ from ptxflow.eval.study.metrics import (
 from ptxflow.eval.study.runs import BUDGETS, FEW, Runs
 from ptxflow.eval.study.search.bico import Bico, guaranteed, log, plateau, region, reuse
 from ptxflow.eval.study.search.replay import Replay
-from ptxflow.eval.study.transfer import attribution, transfer
 
 Array = NDArray[np.float64]
 SHOWN = 6  # workloads of the scatter plot
@@ -82,7 +82,6 @@ def assemble(
         "each": {r.name: each(r, runs, seeds) for r in replays},
         "beliefs": {r.name: fidelity(r, distributions[r.name]) for r in whole},
         "scatter": scatter(whole, distributions),
-        "transfer": transfer(whole),
         "attribution": attribution(whole),
         "bico": bico(replays, by_method.get(Bico().name, [])),
     }

@@ -72,18 +72,6 @@ def roofs() -> Iterator[dict[str, Any]]:
                    "intensity": 10.0 ** (n - 1), "tflops": 10.0**n / (i + 1)}  # fmt: skip
 
 
-def transfers() -> dict[str, Any]:
-    out = {}
-    for family in dict.fromkeys(w["family"] for w in WORKLOADS):
-        names = [w["name"] for w in WORKLOADS if w["family"] == family]
-        loss: list[list[float | None]] = [
-            [0.1 * abs(i - j) for j in range(len(names))] for i in range(len(names))
-        ]
-        loss[0][1] = None
-        out[f"{family} on h200"] = {"workloads": names, "loss": loss}
-    return out
-
-
 def results() -> dict[str, Any]:
     """As of an evaluation, of few workloads and all methods."""
     curve = {"policy": 0.1, "policy + feedback": 0.05, "policy + tuning": 0.2, "TPE": 0.4}
@@ -99,7 +87,6 @@ def results() -> dict[str, Any]:
         "beliefs": {w["name"]: {"policy": {"own_tv": 0.03}} for w in WORKLOADS},
         "scatter": [{"workload": w["name"], "kind": w["kind"], "belief": "policy", "exact": exact,
                      "learned": exact[::-1]} for w in WORKLOADS[-6:]],
-        "transfer": transfers(),
         "tuning": [{"policy": name, "group": "held out", "workloads": ["a", "b"],
                     "curves": {m.replace("policy", name): [[v] * 3 for _ in AT]
                                for m, v in curve.items()}} for name in ("policy", "policy b200")],
@@ -305,13 +292,6 @@ def test_every_family_has_a_panel_in_its_own_look() -> None:
     told = " ".join(t.get_text() for t in drawn("roofline").legends[0].get_texts())
     peak = DEVICES["h200"].tflops_16bit
     assert f"{peak:,.0f} TFLOP/s in 16 bits" in told and f"{2 * peak:,.0f} TFLOP/s in 8" in told
-
-
-def test_empty_cells_are_explained() -> None:
-    matrix, pairs = visible(drawn("transfer"))
-    assert "none of the 32 fastest fits" in matrix.get_title("left")
-    assert [t.get_text() for t in matrix.texts].count("\N{EN DASH}") == 1
-    assert [t.get_text() for t in pairs.texts] == ["none fits"] * 2
 
 
 @pytest.mark.parametrize("name", NAMES[-7:-2])
