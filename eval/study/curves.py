@@ -138,20 +138,6 @@ def modes(results: Results) -> "Figure":
     return figure
 
 
-def profile(results: Results) -> "Figure":
-    """The share of runs that have come within 1% of the optimum."""
-    figure, panels = _panels(
-        results, lambda method: [method["profile"]], "runs within 1% of the optimum (%)"
-    )
-    for axes in panels:
-        style.in_percent(axes.yaxis)
-    few = int(FEW)
-    text = compared(results, lambda m: share(m["profile"][min(few, len(m["profile"])) - 1]))
-    style.titled(figure, f"Runs within 1% after {FEW} measurements, "
-                         f"{groups_shown(results)[0]}: {text}")  # fmt: skip
-    return figure
-
-
 def workloads(results: Results) -> "Figure":
     """What the best of 8 loses: a row a workload, a point a method."""
     held = [w for w in results["workloads"] if w["kind"] != "trained"]

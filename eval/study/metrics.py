@@ -162,7 +162,6 @@ def judge(sheet: Sheet, budgets: Sequence[int]) -> dict[str, Any]:
         "coverage": [[plain(v) for v in x] for x in modes],
         "reach": {f"{level:.0%}": list(map(plain, pooled(sheet.reach(level)))) for level in LEVELS},
         "solved": {str(b): list(map(plain, share(w))) for b, w in zip(fits, within, strict=True)},
-        "profile": [plain(v) for v in (sheet.best <= 1 / LEVELS[-1] + 1e-12).mean((0, 1))],
     }
 
 

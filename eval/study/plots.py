@@ -22,7 +22,6 @@ from ptxflow.eval.study.curves import (
     gap,
     groups_shown,
     modes,
-    profile,
     tuning,
     workloads,
 )
@@ -211,10 +210,6 @@ PLOTS: dict[str, tuple[str, Any]] = {
         "TFLOP/s of the best of 8 by method, mean over workloads; lines are a standard deviation "
         "over seeds. Workloads with many FLOP weigh most.",
         speed,
-    ),
-    "profile": (
-        f"Runs, of all workloads and seeds, that have come within 1% of the optimum. {REST}",
-        profile,
     ),
     "workloads": (
         "What the best of 8 measurements loses on each workload: median and 95% interval over "

@@ -41,7 +41,7 @@ CONTENTS = (
         "measurements to a share of the optimum's speed, shares of runs within 1%, and distinct "
         "strategies of the fastest 1% among 64; then what others need to match the policy's best "
         "of 8.",
-        plots=("gap", "profile", "modes"),
+        plots=("gap", "modes"),
     ),
     Content("Each workload", tables=("families", "each", "costs"), plots=("workloads",)),
     Content(
@@ -60,11 +60,6 @@ CONTENTS = (
         "was measured; before any, a policy's most probable one, or a uniform draw. Then the "
         "policy itself: what one draw from it loses, and its distance to the measured target.",
         ("tuning",), ("tuning",),
-    ),
-    Content(
-        "Transfer to another device",
-        "Draws on whole spaces of another device, its analytic model taken for the truth.",
-        ("by-model",),
     ),
     Content(
         "Sharpness", "Draws with the policy's probabilities to several powers.", ("sharpness",)

@@ -32,7 +32,6 @@ def tables(results: Results) -> dict[str, str]:
         "kernels": kernels(results),
         "floors": floors(results),
         "sharpness": sharpness(results),
-        "by-model": by_model(results),
         "bico": bico(results),
         "costs": costs(results),
         "decisions": decisions(results),
@@ -287,16 +286,6 @@ def sharpness(results: Results) -> str:
     level = [b for b in powers if held["trained"][b][1] <= held["trained"][best][0]]
     lost = " and ".join(f"{percent(held['held out'][b][0])} at {b}" for b in level)
     return f"{table}\n\nLeast on trained workloads, or level with it: {lost} on the held-out ones."
-
-
-def by_model(results: Results) -> str:
-    """Draws on other devices, where the model stands for measurements."""
-    rows = [
-        (f"{item['device'].upper()}, held-out problems: {item['workloads']}", name, span(figure))
-        for item in results.get("by_model", ())
-        for name, figure in sorted(item["loss"].items(), key=lambda p: p[1][0])
-    ]
-    return markdown(("by its model", "drawn from", "best of 8 loses"), rows, 2) if rows else ""
 
 
 def decisions(results: Results) -> str:

@@ -49,7 +49,6 @@ def method(i: int) -> dict[str, Any]:
         "gap": {str(n): [falling[n - 1]] * 3 for n in (1, 8, 128)},
         "curve": [falling, [0.8 * v for v in falling], [1.2 * v for v in falling]],
         "coverage": [rising] * 3,
-        "profile": rising,
         "tflops": [400.0 - 10 * i, 5.0],
     }
 
@@ -269,7 +268,7 @@ def test_families_have_colours_that_stay_apart(eye: str) -> None:
 
 
 def test_ours_and_the_best_others_stand_out_from_the_rest() -> None:
-    for name in ("gap", "modes", "profile"):
+    for name in ("gap", "modes"):
         told = [t.get_text() for t in drawn(name).legends[0].get_texts()]
         assert told == [
             "policy",
