@@ -50,12 +50,12 @@ def compared(results: Results, figure_of: Callable[[Mapping[str, Any]], str]) ->
     return ", ".join(f"{'the ' * (m == 'policy')}{m} {figure_of(methods[m])}" for m in text)
 
 
-def budgets(axes: "Axes", most: int, label: str = "measurements") -> None:
+def budgets(axes: "Axes", most: int) -> None:
     shown = [b for b in BUDGETS if b <= most]
     axes.set_xscale("log", base=2)
     axes.set_xticks(shown, [str(b) for b in shown])
     axes.minorticks_off()
-    axes.set_xlabel(label)
+    axes.set_xlabel("measurements")
 
 
 def _panels(
@@ -227,52 +227,3 @@ def _tuned(item: Mapping[str, Any]) -> str:
     named = ("policy + feedback", "policy + tuning", "policy", FLOOR)
     text = [f"{m} {share(last[m])}" for m in named if last.get(m) is not None]
     return f"Loss after {AT[-1]} measurements, {item['group']}: {', '.join(text)}"
-
-
-def bico(results: Results) -> "Figure | None":
-    """The log of one run, and what a budget guarantees."""
-    if not results["bico"]:
-        return None
-    kinds = {w["name"]: w["kind"] for w in results["workloads"]}
-    name = min(results["bico"], key=lambda n: (kinds[n] == "trained", n))
-    held = results["bico"][name]
-    figure, ((left, right),) = style.figure(4.4, 2)
-    stop = _log(left, held["log"])
-    for i, (p, found) in enumerate(held["guaranteed"].items()):
-        edge = np.array(found["edge"], float)
-        right.step(
-            np.arange(1, len(edge) + 1), edge, where="post", linewidth=1.8,
-            label=f"p = {p} (right)", linestyle=["-", "--"][i % 2],
-            color=style.colour([9, 3][i % 2]),
-        )  # fmt: skip
-    style.in_percent(right.yaxis)
-    budgets(right, results["about"]["budget"])
-    right.set_ylim(0, None)
-    right.set_ylabel("loss guaranteed with probability p (%)")
-    promised = any(v is not None for p in held["guaranteed"].values() for v in p["edge"])
-    runs = counted(results["about"]["seeds"], "run")
-    text = f"all {runs}" if promised else f"{runs}: too few to guarantee a loss"
-    right.set_title(text, fontsize="medium")
-    left.set_title("one run, most reuse first", fontsize="medium")
-    style.legend(figure, left, right, below=True)
-    kind = "trained" if kinds[name] == "trained" else "never trained"
-    when = f"stops at a plateau after {stop} tests" if stop else "meets no plateau"
-    style.titled(figure, f"BICO-guided search on {brief(results['workloads'])[name]} ({kind}) "
-                         f"{when}")  # fmt: skip
-    return figure
-
-
-def _log(axes: "Axes", log: Sequence[Sequence[Any]]) -> int | None:
-    """The tests of a run; after how many it would stop."""
-    budget, _, time, best, _, flat = (np.array(c, float) for c in zip(*log, strict=True))
-    axes.scatter(budget, time, s=9, color=style.colour(7), label="a test (left)", linewidth=0)
-    axes.step(budget, best, where="post", color=style.colour(9), linewidth=2,
-              label="best so far (left)")  # fmt: skip
-    stop = int(budget[int(np.argmax(flat))]) if flat.any() else None
-    if stop:
-        axes.axvline(stop, color="0.3", linestyle="--", linewidth=1.2, label="plateau (left)")
-    axes.set_yscale("log")
-    axes.set_ylim(0.95, None)
-    style.plain_log(axes.yaxis)
-    axes.set(xlabel="tests", ylabel="time over the optimum's")
-    return stop

@@ -17,7 +17,6 @@ from ptxflow.eval.study import style
 from ptxflow.eval.study.curves import (
     BEST,
     HIDDEN,
-    bico,
     compared,
     gap,
     groups_shown,
@@ -241,11 +240,6 @@ PLOTS: dict[str, tuple[str, Any]] = {
         "What the strategy loses that one would take after so many measurements of a workload: a "
         "policy that learns from them beside one that does not, and searches that start cold.",
         tuning,
-    ),
-    "bico": (
-        "BICO-guided search: the log of one run, and the loss that a budget guarantees with "
-        "probability p, the edge of K, estimated from all runs.",
-        bico,
     ),
 }
 

@@ -76,7 +76,7 @@ CONTENTS = (
         "default's time is over that of the chosen strategy.",
         ("ablation",),
     ),
-    Content("BICO-guided search", tables=("bico",), plots=("bico",)),
+    Content("BICO-guided search", tables=("bico",)),
     Content("Spaces", tables=("spaces",)),
     Content("Files", tables=("sources",)),
 )  # fmt: skip

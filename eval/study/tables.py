@@ -360,23 +360,11 @@ def costs(results: Results) -> str:
 
 
 def bico(results: Results) -> str:
-    if not results["bico"]:
-        return ""
-    budget = results["about"]["budget"]
-    at = [b for b in (32, 128) if b <= budget] or [budget]
-    head = ["workload", "plateau after", "lost there"]
-    for b in at:
-        lead = "guaranteed loss at" if b == at[0] else "at"
-        head += [f"{lead} {b}, p = 0.5", "p = 0.9"]
-    rows = []
-    for name, b in results["bico"].items():
-        half, most = (b["guaranteed"][p] for p in ("0.5", "0.9"))
-        last = min(at[-1], len(most["edge"])) - 1
-        edges = [percent(g["edge"][min(n - 1, last)]) for n in at for g in (half, most)]
-        stop = "never" if b["plateau"] is None else f"{b['plateau']:g}"
-        rows.append((name, stop, percent(b["lost_at_plateau"]), *edges,
-                     f"{most['region'][last]:.1%}"))  # fmt: skip
-    return markdown([*head, f"region at {at[-1]}, p = 0.9"], rows)
+    rows = [
+        (name, "never" if b["plateau"] is None else f"{b['plateau']:g}",
+         percent(b["lost_at_plateau"])) for name, b in results["bico"].items()
+    ]  # fmt: skip
+    return markdown(("workload", "plateau after", "lost there"), rows) if rows else ""
 
 
 def sources(results: Results) -> str:

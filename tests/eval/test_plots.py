@@ -74,8 +74,6 @@ def roofs() -> Iterator[dict[str, Any]]:
 def results() -> dict[str, Any]:
     """As of an evaluation, of few workloads and all methods."""
     curve = {"policy": 0.1, "policy + feedback": 0.05, "policy + tuning": 0.2, "TPE": 0.4}
-    log = [[n, 0, 1 + 1 / n, 1 + 1 / n, True, n > 9] for n in range(1, 33)]
-    edges = {p: {"edge": [None, *(1 / n for n in range(2, 33))]} for p in ("0.5", "0.9")}
     exact = list(np.linspace(-20, -2, 30))
     return {
         "about": {"seeds": 3, "budget": 128},
@@ -92,7 +90,6 @@ def results() -> dict[str, Any]:
         "kernels": {n: kernels(900) for n in ("all", *style.OP_TYPES, "gemm", "moe", "sampling",
                                               "rmsnorm", "gqa_paged, queries > keys")},
         "roofline": list(roofs()),
-        "bico": {WORKLOADS[-1]["name"]: {"log": log, "guaranteed": edges}},
     }  # fmt: skip
 
 
