@@ -14,16 +14,7 @@ import numpy as np
 
 from ptxflow.compiler.device import DEVICES
 from ptxflow.eval.study import style
-from ptxflow.eval.study.curves import (
-    BEST,
-    HIDDEN,
-    compared,
-    gap,
-    groups_shown,
-    modes,
-    tuning,
-    workloads,
-)
+from ptxflow.eval.study.curves import BEST, HIDDEN, compared, gap, groups_shown, tuning, workloads
 from ptxflow.eval.study.kernels import GRID
 from ptxflow.eval.study.style import brief, counted, share
 from ptxflow.eval.study.tables import FEW
@@ -194,15 +185,12 @@ def _roofs(axes: "Axes", rows: Sequence[Row]) -> None:
             )  # fmt: skip
 
 
-REST = (
-    f"Named are the policy's, the {BEST} other methods that lose least on the first panel, and the "
-    "uniform draw."
-)
 #: name of the file -> caption and function, whose figure is None where there is nothing to draw
 PLOTS: dict[str, tuple[str, Any]] = {
     "gap": (
         "What the best so far loses against the optimum: geometric mean over workloads, median and "
-        f"95% interval over seeds. The grey line is 1%. {REST}",
+        "95% interval over seeds. The grey line is 1%. Named are the policy's, the "
+        f"{BEST} other methods that lose least on the first panel, and the uniform draw.",
         gap,
     ),
     "speed": (
@@ -214,11 +202,6 @@ PLOTS: dict[str, tuple[str, Any]] = {
         "What the best of 8 measurements loses on each workload: median and 95% interval over "
         "seeds.",
         workloads,
-    ),
-    "modes": (
-        "Distinct strategies of the fastest 1% that were found: mean over workloads, median and "
-        f"95% interval over seeds. {REST}",
-        modes,
     ),
     "fidelity": (
         "Learned against exact log-probabilities of single strategies, under the reward that the "

@@ -41,7 +41,7 @@ CONTENTS = (
         "measurements to a share of the optimum's speed, shares of runs within 1%, and distinct "
         "strategies of the fastest 1% among 64; then what others need to match the policy's best "
         "of 8.",
-        plots=("gap", "modes"),
+        plots=("gap",),
     ),
     Content("Each workload", tables=("families", "each", "costs"), plots=("workloads",)),
     Content(
