@@ -17,6 +17,7 @@ from ptxflow.env.observations import Observations, digest
 from ptxflow.env.space import decision_digest
 from ptxflow.env.surrogate import (
     LEAK,
+    Array,
     Ensemble,
     Matrix,
     Probe,
@@ -80,11 +81,8 @@ def table(observed: Sequence[Observations], config: FitConfig) -> Table:
         if not len(o):
             continue
         columns, modelled = strategy_features(o.family, o.fields(), o.problem, o.device)
-        gap = o.seconds / o.seconds.min() - 1
-        weight = config.floor + (1 - config.floor) * np.exp(-gap / config.near)
-        weight *= len(o) ** config.balance / weight.sum()
         residual = np.log(o.seconds / modelled)
-        rows.append((columns, residual, weight, np.full(len(o), number)))
+        rows.append((columns, residual, weights(o.seconds, config), np.full(len(o), number)))
     if not rows:
         raise ValueError("no successful measurement to fit")
     found, *parts = zip(*rows, strict=True)
@@ -93,6 +91,13 @@ def table(observed: Sequence[Observations], config: FitConfig) -> Table:
     residual, weight, workload = map(np.concatenate, parts)
     weight = weight / weight.mean()
     return Table(names, x, residual.astype(np.float32), weight.astype(np.float32), workload)
+
+
+def weights(seconds: Array, config: FitConfig) -> Array:
+    """[n] of one workload's strategies."""
+    gap = seconds / seconds.min() - 1
+    weight = config.floor + (1 - config.floor) * np.exp(-gap / config.near)
+    return np.asarray(weight * (len(weight) ** config.balance / weight.sum()))
 
 
 def fit(

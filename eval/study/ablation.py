@@ -40,11 +40,11 @@ from ptxflow.env.tasks.definition import Definition, load
 from ptxflow.eval.bench.campaign import FAILURES
 from ptxflow.eval.bench.candidates import compile_all, listed_workload
 from ptxflow.eval.bench.measurer import open_measurer, seconds
+from ptxflow.eval.study.attribution import EFFECT
 from ptxflow.eval.study.metrics import plain
 from ptxflow.eval.study.runs import Runs
 from ptxflow.eval.study.search.replay import Replay, relative_times
 from ptxflow.eval.study.tables import ablation as ablation_table
-from ptxflow.eval.study.transfer import EFFECT
 
 MEASUREMENTS = Path(__file__).resolve().parents[1] / "measurements"
 SHOWN = 3  # differences of two kernels that are shown

@@ -8,7 +8,7 @@ from pathlib import Path
 from ptxflow.command import Parser
 
 RESULTS, PAGE, PLOTS = "results.json", "report.html", "plots"
-PARTS = ("devices", "tuning", "ablation")  # what is done besides playing the methods
+PARTS = ("tuning", "ablation")  # what is done besides playing the methods
 SEEDS, BUDGET = 50, 128
 LEAST_BUDGET = 8  # at which policies are judged
 
@@ -64,9 +64,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="only workloads of these names, or that contain one of these texts",
     )
     add("--parts", metavar="NAME,...",
-        help="besides play, only these: devices (other devices, by their models), tuning (policies "
-        "that learn from what they measure), ablation (kernels with one decision put back), or "
-        "none (default: all)")  # fmt: skip
+        help="besides play, only these: tuning (policies that learn from what they measure), "
+        "ablation (kernels with one decision put back), or none (default: all)")  # fmt: skip
     add("--seeds", type=int, default=SEEDS, help="runs of each method that draws (default: 50)")
     add("--budget", type=int, default=BUDGET, help="measurements of a run (default: 128)")
     add("--least", type=int, help="strategies that make a sub-space (default: 120)")

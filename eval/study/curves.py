@@ -50,61 +50,36 @@ def compared(results: Results, figure_of: Callable[[Mapping[str, Any]], str]) ->
     return ", ".join(f"{'the ' * (m == 'policy')}{m} {figure_of(methods[m])}" for m in text)
 
 
-def budgets(axes: "Axes", most: int, label: str = "measurements") -> None:
-    shown = [b for b in BUDGETS if b <= most]
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(shown, [str(b) for b in shown])
-    axes.minorticks_off()
-    axes.set_xlabel(label)
-
-
-def _panels(
-    results: Results, curve_of: Callable[[Mapping[str, Any]], Sequence[Sequence[float]]], label: str
-) -> "tuple[Figure, Sequence[Axes]]":
+def gap(results: Results) -> "Figure":
     """A panel a group, a line a method over measurements, its interval as a band; the rest is grey
     and counted in the legend."""
     figure, grid = style.figure(4.4, len(groups_shown(results)), sharey=True)
     named, rest = standing_out(results)
-    seeds = results["about"]["seeds"]
+    seeds, most = results["about"]["seeds"], results["about"]["budget"]
+    shown = [b for b in BUDGETS if b <= most]
     for axes, group in zip(grid[0], groups_shown(results), strict=True):
         held = results["groups"][group]
         methods = held["methods"]
-        for name in (m for m in rest if m in methods):
-            middle = np.array(curve_of(methods[name])[0], float)
-            axes.plot(range(1, len(middle) + 1), middle, color=style.GREY, linewidth=0.9, zorder=1,
-                      label=counted(len(rest), "other method"))  # fmt: skip
-        for name in (m for m in named if m in methods):
-            _line(axes, name, [np.array(c, float) for c in curve_of(methods[name])])
-        budgets(axes, results["about"]["budget"])
-        axes.set_title(
-            f"{group}: {counted(len(held['workloads']), 'workload')}, {counted(seeds, 'seed')}",
-            fontsize="medium",
-        )
-    grid[0][0].set_ylabel(label)
-    style.legend(figure, *grid[0])
-    return figure, list(grid[0])
-
-
-def _line(axes: "Axes", name: str, curves: Sequence[Array]) -> None:
-    """A middle and, where there are three curves, the band between the others."""
-    middle, properties = curves[0], style.method_look(name)
-    marks = [b - 1 for b in BUDGETS if b <= len(middle)]
-    x = np.arange(1, len(middle) + 1)
-    axes.plot(x, middle, label=name, markevery=marks, markersize=MARK, **properties)
-    if len(curves) == 3:
-        axes.fill_between(
-            x, curves[1], curves[2], color=properties["color"], alpha=0.13, linewidth=0
-        )
-
-
-def gap(results: Results) -> "Figure":
-    def curves(method: Mapping[str, Any]) -> list[Any]:
-        return [np.maximum(np.array(c, float), LEAST_GAP) for c in method["curve"]]
-
-    figure, panels = _panels(results, curves, "loss of the best so far against the optimum (%)")
-    for axes in panels:
+        for name in (m for m in (*rest, *named) if m in methods):
+            curves = np.maximum(np.array(methods[name]["curve"], float), LEAST_GAP)
+            x = np.arange(1, curves.shape[1] + 1)
+            if name in rest:
+                axes.plot(x, curves[0], color=style.GREY, linewidth=0.9, zorder=1,
+                          label=counted(len(rest), "other method"))  # fmt: skip
+                continue
+            look, marks = style.method_look(name), [b - 1 for b in BUDGETS if b <= len(x)]
+            axes.plot(x, curves[0], label=name, markevery=marks, markersize=MARK, **look)
+            axes.fill_between(x, *curves[1:], color=look["color"], alpha=0.13, linewidth=0)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(shown, [str(b) for b in shown])
+        axes.minorticks_off()
+        axes.set_xlabel("measurements")
+        workloads = counted(len(held["workloads"]), "workload")
+        axes.set_title(f"{group}: {workloads}, {counted(seeds, 'seed')}", fontsize="medium")
         losses(axes)
         axes.axhline(0.01, color="0.5", linewidth=0.8, zorder=0)
+    grid[0][0].set_ylabel("loss of the best so far against the optimum (%)")
+    style.legend(figure, *grid[0])
     text = compared(results, lambda m: share(m["gap"][FEW][0]))
     style.titled(figure, f"Loss of the best of {FEW}, {groups_shown(results)[0]}: {text}")
     return figure
@@ -124,32 +99,6 @@ def losses(axes: "Axes", along: str = "y") -> None:
 def loss_label(value: float, _: object = None) -> str:
     """A tick of an axis of losses."""
     return f"\N{LESS-THAN OR EQUAL TO}{100 * value:g}" if value == LEAST_GAP else f"{100 * value:g}"
-
-
-def modes(results: Results) -> "Figure":
-    figure, _ = _panels(
-        results, lambda method: method["coverage"],
-        "strategies of the fastest 1% found (mean a workload)",
-    )  # fmt: skip
-    most = results["about"]["budget"]
-    text = compared(results, lambda m: f"{m['coverage'][0][-1]:.1f}")
-    style.titled(figure, f"Of the fastest 1% in {most} measurements, "
-                         f"{groups_shown(results)[0]}: {text}")  # fmt: skip
-    return figure
-
-
-def profile(results: Results) -> "Figure":
-    """The share of runs that have come within 1% of the optimum."""
-    figure, panels = _panels(
-        results, lambda method: [method["profile"]], "runs within 1% of the optimum (%)"
-    )
-    for axes in panels:
-        style.in_percent(axes.yaxis)
-    few = int(FEW)
-    text = compared(results, lambda m: share(m["profile"][min(few, len(m["profile"])) - 1]))
-    style.titled(figure, f"Runs within 1% after {FEW} measurements, "
-                         f"{groups_shown(results)[0]}: {text}")  # fmt: skip
-    return figure
 
 
 def workloads(results: Results) -> "Figure":
@@ -241,52 +190,3 @@ def _tuned(item: Mapping[str, Any]) -> str:
     named = ("policy + feedback", "policy + tuning", "policy", FLOOR)
     text = [f"{m} {share(last[m])}" for m in named if last.get(m) is not None]
     return f"Loss after {AT[-1]} measurements, {item['group']}: {', '.join(text)}"
-
-
-def bico(results: Results) -> "Figure | None":
-    """The log of one run, and what a budget guarantees."""
-    if not results["bico"]:
-        return None
-    kinds = {w["name"]: w["kind"] for w in results["workloads"]}
-    name = min(results["bico"], key=lambda n: (kinds[n] == "trained", n))
-    held = results["bico"][name]
-    figure, ((left, right),) = style.figure(4.4, 2)
-    stop = _log(left, held["log"])
-    for i, (p, found) in enumerate(held["guaranteed"].items()):
-        edge = np.array(found["edge"], float)
-        right.step(
-            np.arange(1, len(edge) + 1), edge, where="post", linewidth=1.8,
-            label=f"p = {p} (right)", linestyle=["-", "--"][i % 2],
-            color=style.colour([9, 3][i % 2]),
-        )  # fmt: skip
-    style.in_percent(right.yaxis)
-    budgets(right, results["about"]["budget"])
-    right.set_ylim(0, None)
-    right.set_ylabel("loss guaranteed with probability p (%)")
-    promised = any(v is not None for p in held["guaranteed"].values() for v in p["edge"])
-    runs = counted(results["about"]["seeds"], "run")
-    text = f"all {runs}" if promised else f"{runs}: too few to guarantee a loss"
-    right.set_title(text, fontsize="medium")
-    left.set_title("one run, most reuse first", fontsize="medium")
-    style.legend(figure, left, right, below=True)
-    kind = "trained" if kinds[name] == "trained" else "never trained"
-    when = f"stops at a plateau after {stop} tests" if stop else "meets no plateau"
-    style.titled(figure, f"BICO-guided search on {brief(results['workloads'])[name]} ({kind}) "
-                         f"{when}")  # fmt: skip
-    return figure
-
-
-def _log(axes: "Axes", log: Sequence[Sequence[Any]]) -> int | None:
-    """The tests of a run; after how many it would stop."""
-    budget, _, time, best, _, flat = (np.array(c, float) for c in zip(*log, strict=True))
-    axes.scatter(budget, time, s=9, color=style.colour(7), label="a test (left)", linewidth=0)
-    axes.step(budget, best, where="post", color=style.colour(9), linewidth=2,
-              label="best so far (left)")  # fmt: skip
-    stop = int(budget[int(np.argmax(flat))]) if flat.any() else None
-    if stop:
-        axes.axvline(stop, color="0.3", linestyle="--", linewidth=1.2, label="plateau (left)")
-    axes.set_yscale("log")
-    axes.set_ylim(0.95, None)
-    style.plain_log(axes.yaxis)
-    axes.set(xlabel="tests", ylabel="time over the optimum's")
-    return stop

@@ -1,15 +1,12 @@
-"""What draws from distributions over strategies lose: by how sharply they are drawn, and on another
-device as its model has it. No method is played: draws do not depend on what is measured."""
+"""What draws from distributions over strategies lose by how sharply they are drawn. No method is
+played: draws do not depend on what is measured."""
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxflow.env.cost import model_tflops
-from ptxflow.env.space import Space
 from ptxflow.eval.study.metrics import interval, plain
 from ptxflow.eval.study.search.replay import Replay
 
@@ -50,23 +47,3 @@ def sharpness(
             rows = [best_of(logs[r.name], r.times, seeds, b, r.name) for r in own]
             out.setdefault(group, {})[f"{b:g}"] = loss(rows)
     return out
-
-
-def by_model(
-    spaces: Sequence[Space], logs: Mapping[str, Sequence[Array]], seeds: int, sharp: float
-) -> dict[str, Any]:
-    """What the best of COUNT draws lose on whole spaces where the analytic model is the truth, by
-    distribution: log-probabilities of each space's strategies; and of uniform draws."""
-    flat = [np.zeros(len(s)) for s in spaces]
-    names = [f"{s.problem.definition} {s.problem.axes}" for s in spaces]
-    times = [1 / model_tflops(s.family, s.fields(), s.problem, s.device) for s in spaces]
-    return {
-        "device": spaces[0].device.name,
-        "definitions": sorted({s.problem.definition for s in spaces}),
-        "workloads": len(spaces),
-        "loss": {
-            name: loss([best_of(p, t, seeds, sharp, n)
-                        for p, t, n in zip(held, times, names, strict=True)])
-            for name, held in {**logs, "uniform random": flat}.items()
-        },
-    }  # fmt: skip

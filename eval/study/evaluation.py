@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from ptxflow.command import BadInput
 from ptxflow.compiler.device import DEVICES
@@ -31,7 +30,7 @@ from ptxflow.eval.bench.markdown import renewed
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.study.ablation import ablations
 from ptxflow.eval.study.arguments import PAGE, PARTS, PLOTS, RESULTS
-from ptxflow.eval.study.draws import by_model, sharpness
+from ptxflow.eval.study.draws import sharpness
 from ptxflow.eval.study.kernels import roofline, summary
 from ptxflow.eval.study.knowledge import look_up, surrogate_scores, trained_problems
 from ptxflow.eval.study.plots import draw
@@ -44,14 +43,7 @@ from ptxflow.eval.study.search.process import Process
 from ptxflow.eval.study.search.replay import LEAST, Replay, outdated, read_replays
 from ptxflow.eval.study.tables import tables
 from ptxflow.gfn.checkpoint import CheckpointError
-from ptxflow.gfn.inference import (
-    SHARPNESS,
-    Policy,
-    load_policy,
-    log_probs,
-    part_log_probs,
-    untrained,
-)
+from ptxflow.gfn.inference import SHARPNESS, Policy, load_policy, part_log_probs, untrained
 
 if TYPE_CHECKING:
     from ptxflow.eval.study.tuning import Learner
@@ -295,8 +287,6 @@ def play_all(
             for run in runs if (run.method, run.workload) in costly
             for method, replay in [costly[run.method, run.workload]]
         ]  # fmt: skip
-    if "devices" in parts:
-        more["by_model"] = other_devices(replays, policies, args.seeds)
     if "tuning" in parts:
         from ptxflow.eval.study.tuning import tunings  # which takes torchgfn
 
@@ -352,32 +342,6 @@ def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> "list
 
         if workloads:
             out.append(Learner(shown, group, tuple(workloads), method))
-    return out
-
-
-def other_devices(
-    replays: Sequence[Replay], policies: Mapping[str, Policy], seeds: int
-) -> list[dict[str, Any]]:
-    """For each other device that has a policy: what the policies of these and of that device lose
-    there on the held-out problems, all spaces whole, by the analytic model."""
-    out, homes = [], {r.space.device.name for r in replays}
-    for there in [n for n in policies if n in DEVICES and n not in homes]:
-        names = [n for n in policies if n in {there, *homes}]
-        spaces: list[Space] = []
-        logs: dict[str, list[Array]] = {f"policy {n}": [] for n in names}
-        held = [r for r in replays if r.kind != "trained"]
-        for replay in tqdm(held, desc=f"by the model of {there}", unit="workload"):
-            part = replay.space
-            space = enumerate_space(part.family, part.problem, DEVICES[there])
-            try:
-                found = [log_probs(policies[n], space) for n in names]
-            except CheckpointError:  # its family is not there: said where the policy is absent
-                continue
-            spaces.append(space)
-            for n, own in zip(names, found, strict=True):
-                logs[f"policy {n}"].append(own)
-        if spaces:
-            out.append(by_model(spaces, logs, seeds, SHARPNESS))
     return out
 
 

@@ -159,10 +159,8 @@ def judge(sheet: Sheet, budgets: Sequence[int]) -> dict[str, Any]:
         "gap": {str(b): [plain(x[b - 1]) for x in gap] for b in fits},
         "curve": [[plain(v) for v in x] for x in gap],
         "modes": [plain(x[min(MODES_IN, length) - 1]) for x in modes],
-        "coverage": [[plain(v) for v in x] for x in modes],
         "reach": {f"{level:.0%}": list(map(plain, pooled(sheet.reach(level)))) for level in LEVELS},
         "solved": {str(b): list(map(plain, share(w))) for b, w in zip(fits, within, strict=True)},
-        "profile": [plain(v) for v in (sheet.best <= 1 / LEVELS[-1] + 1e-12).mean((0, 1))],
     }
 
 

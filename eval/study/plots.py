@@ -1,12 +1,11 @@
 """The plots of an evaluation: pure functions of its results, one PNG each, in one look.
 
-Methods over measurements are in `curves`; here are what was learned, where fastest strategies
-transfer, and measured kernels beside libraries and roofs.
+Methods over measurements are in `curves`; here are what was learned, and measured
+kernels beside libraries and roofs.
 """
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import permutations
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -15,22 +14,10 @@ import numpy as np
 
 from ptxflow.compiler.device import DEVICES
 from ptxflow.eval.study import style
-from ptxflow.eval.study.curves import (
-    BEST,
-    HIDDEN,
-    bico,
-    compared,
-    gap,
-    groups_shown,
-    modes,
-    profile,
-    tuning,
-    workloads,
-)
+from ptxflow.eval.study.curves import BEST, HIDDEN, compared, gap, groups_shown, tuning, workloads
 from ptxflow.eval.study.kernels import GRID
 from ptxflow.eval.study.style import brief, counted, share
 from ptxflow.eval.study.tables import FEW
-from ptxflow.eval.study.transfer import KNOWN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,9 +28,7 @@ Row = Mapping[str, Any]
 COLUMNS = 4  # of a grid of families
 NO_WORK = 1e-5  # TFLOP/s of a MoE none of whose experts has a row, which would stretch the axes
 TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 16)  # of speedups
-FEW_ROWS = 4  # workloads of a family whose pairs are listed; of more there is a matrix
 DEPTH = 25  # nats below the most probable strategy that are shown
-NONE = "none fits"  # in the place of a loss
 
 
 def fidelity(results: Results) -> "Figure | None":
@@ -78,85 +63,6 @@ def fidelity(results: Results) -> "Figure | None":
                          f"{min(apart):.2g} to {max(apart):.2g} on "
                          f"{counted(len(held), 'workload')}")  # fmt: skip
     return figure
-
-
-def transfer(results: Results) -> "Figure | None":
-    """What the best known of one workload loses on another: a matrix for families of many
-    workloads, a row for each pair of the others."""
-    held = {k: v for k, v in results["transfer"].items() if len(v["workloads"]) > 1}
-    if not held:
-        return None
-    labels = brief(results["workloads"])
-    large = {k: v for k, v in held.items() if len(v["workloads"]) > FEW_ROWS}
-    pairs = [
-        (f"{labels[item['workloads'][i]]} \N{RIGHTWARDS ARROW} {labels[item['workloads'][j]]}",
-         name.partition(" ")[0], item["loss"][i][j])
-        for name, item in held.items() if name not in large
-        for i, j in permutations(range(len(item["workloads"])), 2)
-    ]  # fmt: skip
-    heights = [1.1 + 0.34 * len(v["workloads"]) for v in large.values()]
-    heights += [0.8 + 0.22 * len(pairs)] if pairs else []
-    figure, grid = style.figure(0.6 + sum(heights), 1, len(heights), height_ratios=heights)
-    for (axes,), (name, item) in zip(grid, large.items(), strict=False):
-        _matrix(axes, name, item, labels)
-    if pairs:
-        _pairs(grid[-1][0], pairs)
-    style.titled(figure, _taken(held.values()))
-    return figure
-
-
-def _taken(held: Any) -> str:
-    losses = [item["loss"][i][j] for item in held
-              for i, j in permutations(range(len(item["loss"])), 2)]  # fmt: skip
-    known = [loss for loss in losses if loss is not None]
-    lost = f"loses {share(median(known))} in the median" if known else "fits nowhere"
-    return (
-        f"A fastest strategy taken to another workload of its family {lost}; "
-        f"in {len(losses) - len(known)} of {counted(len(losses), 'pair')} none of the {KNOWN} "
-        "fastest is in the other's sub-space"
-    )
-
-
-def _matrix(axes: "Axes", name: str, item: Mapping[str, Any], labels: Mapping[str, str]) -> None:
-    """Losses in percent; columns are numbered as rows are; a dash where no strategy fits."""
-    import seaborn as sns
-    from matplotlib.colors import LogNorm
-
-    loss = np.array(item["loss"], float)
-    sns.heatmap(
-        np.maximum(loss, 0.01), ax=axes, norm=LogNorm(0.01, 2), cmap="cividis_r", linewidths=0.5,
-        annot=[["" if np.isnan(v) else f"{100 * v:.0f}" for v in row] for row in loss], fmt="",
-        cbar=False, annot_kws={"fontsize": 7},
-    )  # fmt: skip
-    for i, j in np.argwhere(np.isnan(loss)):
-        axes.text(j + 0.5, i + 0.5, "\N{EN DASH}", ha="center", va="center", color="0.5")
-    axes.grid(visible=False)
-    axes.set_facecolor("0.96")
-    places = np.arange(len(loss)) + 0.5
-    rows = [f"{labels[w]}  {i}" for i, w in enumerate(item["workloads"], 1)]
-    axes.set_yticks(places, rows, rotation=0, fontsize=7)
-    axes.set_xticks(places, [str(i) for i in range(1, len(loss) + 1)], rotation=0, fontsize=7)
-    axes.set_title(f"{name}: loss (%); \N{EN DASH} none of the {KNOWN} fastest fits",
-                   fontsize="medium", loc="left")  # fmt: skip
-    axes.set(xlabel="taken to workload", ylabel="fastest known of")
-
-
-def _pairs(axes: "Axes", pairs: Sequence[tuple[str, str, float | None]]) -> None:
-    """A row a pair, its loss as a point in the family's look, or in words that nothing fits."""
-    most = max((loss for *_, loss in pairs if loss is not None), default=0.0)
-    for row, (_, family, loss) in enumerate(pairs):
-        if loss is None:
-            axes.text(most / 100, row, NONE, va="center", fontsize=7, color="0.4")
-        else:
-            axes.plot([0, loss], [row, row], color="0.8", linewidth=1)
-            axes.plot(loss, row, linestyle="none", markersize=6, **style.family_look(family))
-    axes.set_yticks(range(len(pairs)), [label for label, *_ in pairs], fontsize=7)
-    axes.set_ylim(len(pairs) - 0.4, -0.6)
-    axes.set_xlim(-0.02 * most, 1.05 * most or 1)
-    axes.grid(axis="y", visible=False)
-    style.in_percent(axes.xaxis)
-    axes.set_xlabel("loss on the workload it is taken to (%)")
-    axes.set_title("families of few workloads: a row a pair", fontsize="medium", loc="left")
 
 
 def fast_p(results: Results) -> "Figure | None":
@@ -279,15 +185,12 @@ def _roofs(axes: "Axes", rows: Sequence[Row]) -> None:
             )  # fmt: skip
 
 
-REST = (
-    f"Named are the policy's, the {BEST} other methods that lose least on the first panel, and the "
-    "uniform draw."
-)
 #: name of the file -> caption and function, whose figure is None where there is nothing to draw
 PLOTS: dict[str, tuple[str, Any]] = {
     "gap": (
         "What the best so far loses against the optimum: geometric mean over workloads, median and "
-        f"95% interval over seeds. The grey line is 1%. {REST}",
+        "95% interval over seeds. The grey line is 1%. Named are the policy's, the "
+        f"{BEST} other methods that lose least on the first panel, and the uniform draw.",
         gap,
     ),
     "speed": (
@@ -295,19 +198,10 @@ PLOTS: dict[str, tuple[str, Any]] = {
         "over seeds. Workloads with many FLOP weigh most.",
         speed,
     ),
-    "profile": (
-        f"Runs, of all workloads and seeds, that have come within 1% of the optimum. {REST}",
-        profile,
-    ),
     "workloads": (
         "What the best of 8 measurements loses on each workload: median and 95% interval over "
         "seeds.",
         workloads,
-    ),
-    "modes": (
-        "Distinct strategies of the fastest 1% that were found: mean over workloads, median and "
-        f"95% interval over seeds. {REST}",
-        modes,
     ),
     "fidelity": (
         "Learned against exact log-probabilities of single strategies, under the reward that the "
@@ -325,20 +219,10 @@ PLOTS: dict[str, tuple[str, Any]] = {
         "workloads. The attainable time is a launch and the slower of the two roofs.",
         roofline,
     ),
-    "transfer": (
-        "What the fastest strategy of one workload loses on another, in percent: the first of its "
-        "32 fastest that the other's sub-space holds.",
-        transfer,
-    ),
     "tuning": (
         "What the strategy loses that one would take after so many measurements of a workload: a "
         "policy that learns from them beside one that does not, and searches that start cold.",
         tuning,
-    ),
-    "bico": (
-        "BICO-guided search: the log of one run, and the loss that a budget guarantees with "
-        "probability p, the edge of K, estimated from all runs.",
-        bico,
     ),
 }
 

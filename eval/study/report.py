@@ -41,7 +41,7 @@ CONTENTS = (
         "measurements to a share of the optimum's speed, shares of runs within 1%, and distinct "
         "strategies of the fastest 1% among 64; then what others need to match the policy's best "
         "of 8.",
-        plots=("gap", "profile", "modes"),
+        plots=("gap",),
     ),
     Content("Each workload", tables=("families", "each", "costs"), plots=("workloads",)),
     Content(
@@ -54,18 +54,12 @@ CONTENTS = (
         "Kernels", "The best of what policies sampled, beside libraries in the same rounds.",
         ("kernels", "floors"), ("fast_p", "roofline"),
     ),
-    Content("Transfer from workload to workload", plots=("transfer",)),
     Content(
         "Transfer with a few measurements",
         "What the strategy loses that one would take after so many measurements: the best that "
         "was measured; before any, a policy's most probable one, or a uniform draw. Then the "
         "policy itself: what one draw from it loses, and its distance to the measured target.",
         ("tuning",), ("tuning",),
-    ),
-    Content(
-        "Transfer to another device",
-        "Draws on whole spaces of another device, its analytic model taken for the truth.",
-        ("by-model",),
     ),
     Content(
         "Sharpness", "Draws with the policy's probabilities to several powers.", ("sharpness",)
@@ -82,7 +76,7 @@ CONTENTS = (
         "default's time is over that of the chosen strategy.",
         ("ablation",),
     ),
-    Content("BICO-guided search", tables=("bico",), plots=("bico",)),
+    Content("BICO-guided search", tables=("bico",)),
     Content("Spaces", tables=("spaces",)),
     Content("Files", tables=("sources",)),
 )  # fmt: skip

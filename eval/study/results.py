@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxflow.eval.study.attribution import attribution
 from ptxflow.eval.study.metrics import (
     Sheet,
     drawn_again,
@@ -22,14 +23,12 @@ from ptxflow.eval.study.metrics import (
     total_variation,
 )
 from ptxflow.eval.study.runs import BUDGETS, FEW, Runs
-from ptxflow.eval.study.search.bico import Bico, guaranteed, log, plateau, region, reuse
+from ptxflow.eval.study.search.bico import Bico, log, plateau, reuse
 from ptxflow.eval.study.search.replay import Replay
-from ptxflow.eval.study.transfer import attribution, transfer
 
 Array = NDArray[np.float64]
 SHOWN = 6  # workloads of the scatter plot
 POINTS = 400  # of each of them
-PROMISES = (0.5, 0.9)  # of K_{lambda,p}
 BAR = 0.02  # what the best of FEW may lose on all held-out workloads
 #: and on those of these families
 BARS = {
@@ -82,7 +81,6 @@ def assemble(
         "each": {r.name: each(r, runs, seeds) for r in replays},
         "beliefs": {r.name: fidelity(r, distributions[r.name]) for r in whole},
         "scatter": scatter(whole, distributions),
-        "transfer": transfer(whole),
         "attribution": attribution(whole),
         "bico": bico(replays, by_method.get(Bico().name, [])),
     }
@@ -213,7 +211,7 @@ def scatter(
 
 
 def bico(replays: Sequence[Replay], runs: Sequence[Runs]) -> dict[str, Any]:
-    """Of each workload: the log of the first run, where runs would stop, and what is guaranteed."""
+    """Of each workload: the log of the first run, and where runs would stop."""
     at = {r.name: r for r in replays}
     return {run.workload: _bico(at[run.workload], run) for run in runs}
 
@@ -227,20 +225,11 @@ def _bico(replay: Replay, run: Runs) -> dict[str, Any]:
     stops = [plateau(replay.times[asked].tolist()) for asked in run.asked]
     stopped = [s for s in stops if s is not None]
     lost = [best[i, s - 1] - 1 for i, s in enumerate(stops) if s is not None]
-    promised = {}
-    for p in PROMISES:
-        edge = guaranteed(best, p)
-        shares = region(np.sort(replay.times / replay.optimum), edge)
-        promised[str(p)] = {
-            "edge": [plain(v - 1) for v in edge],
-            "region": list(map(plain, shares)),
-        }
     return {
         "log": [[t.budget, plain(t.reuse), plain(t.time), plain(t.best), t.sink, t.plateau]
                 for t in tests],
         "plateau": plain(float(np.median(stopped))) if stopped else None,
         "lost_at_plateau": plain(float(np.median(lost))) if lost else None,
-        "guaranteed": promised,
     }  # fmt: skip
 
 

@@ -32,7 +32,6 @@ def tables(results: Results) -> dict[str, str]:
         "kernels": kernels(results),
         "floors": floors(results),
         "sharpness": sharpness(results),
-        "by-model": by_model(results),
         "bico": bico(results),
         "costs": costs(results),
         "decisions": decisions(results),
@@ -289,16 +288,6 @@ def sharpness(results: Results) -> str:
     return f"{table}\n\nLeast on trained workloads, or level with it: {lost} on the held-out ones."
 
 
-def by_model(results: Results) -> str:
-    """Draws on other devices, where the model stands for measurements."""
-    rows = [
-        (f"{item['device'].upper()}, held-out problems: {item['workloads']}", name, span(figure))
-        for item in results.get("by_model", ())
-        for name, figure in sorted(item["loss"].items(), key=lambda p: p[1][0])
-    ]
-    return markdown(("by its model", "drawn from", "best of 8 loses"), rows, 2) if rows else ""
-
-
 def decisions(results: Results) -> str:
     head = ("family", "decision", "workloads", "best other choice", "worst other choice",
             "worst of all", "indifferent in")  # fmt: skip
@@ -371,23 +360,11 @@ def costs(results: Results) -> str:
 
 
 def bico(results: Results) -> str:
-    if not results["bico"]:
-        return ""
-    budget = results["about"]["budget"]
-    at = [b for b in (32, 128) if b <= budget] or [budget]
-    head = ["workload", "plateau after", "lost there"]
-    for b in at:
-        lead = "guaranteed loss at" if b == at[0] else "at"
-        head += [f"{lead} {b}, p = 0.5", "p = 0.9"]
-    rows = []
-    for name, b in results["bico"].items():
-        half, most = (b["guaranteed"][p] for p in ("0.5", "0.9"))
-        last = min(at[-1], len(most["edge"])) - 1
-        edges = [percent(g["edge"][min(n - 1, last)]) for n in at for g in (half, most)]
-        stop = "never" if b["plateau"] is None else f"{b['plateau']:g}"
-        rows.append((name, stop, percent(b["lost_at_plateau"]), *edges,
-                     f"{most['region'][last]:.1%}"))  # fmt: skip
-    return markdown([*head, f"region at {at[-1]}, p = 0.9"], rows)
+    rows = [
+        (name, "never" if b["plateau"] is None else f"{b['plateau']:g}",
+         percent(b["lost_at_plateau"])) for name, b in results["bico"].items()
+    ]  # fmt: skip
+    return markdown(("workload", "plateau after", "lost there"), rows) if rows else ""
 
 
 def sources(results: Results) -> str:

@@ -13,7 +13,7 @@ import pytest
 from ptxflow.compiler.device import H200
 from ptxflow.compiler.family import Decision, Demand, Problem, Rule
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.eval.study.search.bico import Bico, guaranteed, log, plateau, region, reuse
+from ptxflow.eval.study.search.bico import Bico, log, plateau, reuse
 from ptxflow.eval.study.search.optimisers import GENETIC, TPE, CmaEs, Grid, Lfbo, Projection
 from ptxflow.eval.study.search.plain import Drawn, Exhaustive, Ranked, Sequential, Uniform
 from ptxflow.eval.study.search.play import Foul, Method, Search, interference, play
@@ -222,16 +222,6 @@ def test_the_log_counts_the_sink_and_sees_the_plateau() -> None:
     steady = [10.0, 5.0, *[6.0] * 20]
     assert plateau(steady, window=4) == 6  # tests 3 to 6 brought nothing
     assert plateau([10.0 * 0.9**n for n in range(30)], window=4) is None
-
-
-def test_the_guaranteed_region_grows_with_the_budget_and_shrinks_with_p() -> None:
-    runs = np.minimum.accumulate(np.random.default_rng(0).random((200, 32)), axis=1)
-    half, most = guaranteed(runs, 0.5), guaranteed(runs, 0.9)
-    assert (np.diff(half) <= 0).all() and (half <= most).all()
-    true = 1 - 0.5 ** (1 / 8)  # the median of the least of 8 uniform numbers
-    assert true <= half[7] < 1.5 * true
-    assert np.isinf(guaranteed(runs[:10], 0.9)).all()  # too few runs to promise anything
-    assert region(np.linspace(0, 1, 1000), half)[7] == pytest.approx(1 - half[7], abs=0.01)
 
 
 def test_the_process_is_conditioned_as_by_hand() -> None:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ptxflow.compiler.device import B200, H200
+from ptxflow.compiler.device import H200
 from ptxflow.env import reward_source
-from ptxflow.env.cost import model_tflops
 from ptxflow.env.measurements import Measurement
 from ptxflow.env.relation import relate
 from ptxflow.env.reward import ModelReward
@@ -24,13 +23,11 @@ from ptxflow.eval.sample.draws import ANY, default_checkpoint, usual_checkpoint
 from ptxflow.eval.sample.portfolio import choose, costs, mean_loss, merged
 from ptxflow.eval.sample.selection import far_from_training, listed_best, reward_of, reward_within
 from ptxflow.eval.sample.widened import widened
-from ptxflow.eval.study.draws import SHARPNESSES, best_of, by_model, sharpness
+from ptxflow.eval.study.draws import SHARPNESSES, best_of, sharpness
 from ptxflow.eval.study.metrics import measured_target
 from ptxflow.eval.study.search.replay import Replay, relative_times
-from ptxflow.eval.study.tables import by_model as by_model_table
 from ptxflow.eval.study.tables import sharpness as sharpness_table
 from ptxflow.gfn.checkpoint import read
-from tests.builders import space_at
 
 
 def test_the_best_of_draws() -> None:
@@ -62,17 +59,6 @@ def test_the_power_that_trained_workloads_would_choose_is_told() -> None:
     held = {b: [0.01 * float(b), 0.0, 1.0] for b in trained}
     text = sharpness_table({"sharpness": {"held out": held, "trained": trained}})
     assert text.endswith("4.0% at 4 and 8.0% at 8 on the held-out ones.")
-
-
-def test_another_device_by_its_model() -> None:
-    space = space_at("rmsnorm_h4096", {"batch_size": 7}, B200)
-    tflops = model_tflops(space.family, space.fields(), space.problem, B200)
-    item = by_model([space], {"policy b200": [50 * tflops / tflops.max()]}, 8, 8.0)
-    assert (item["device"], item["workloads"]) == ("b200", 1)
-    ours, uniform = (item["loss"][n][0] for n in ("policy b200", "uniform random"))
-    assert 0 <= ours < uniform
-    table = by_model_table({"by_model": [item]}).splitlines()
-    assert table[2].startswith("| B200, held-out problems: 1 | policy b200 |")
 
 
 def row(tile: int, time: float, *, timing_pass: str = "screen", status: str = "ok") -> Measurement:

@@ -1,11 +1,9 @@
 """BICO-guided search: budget-indexed closure operators applied to tuning, with its log.
 
 Strategies are ranked by reuse, the work done for each byte moved into the SMs, and tested in that
-order. The public description knows outcomes X ordered by how good they are, budgets, and operators
-K_budget that give what a budget guarantees: more budget never guarantees less. The public program
-prints for each test its latency, the best so far, and the size of the *information sink*: what was
-tested and is not, or no longer, the best. How plateaus and guarantees are estimated is not said
-there; the definitions used here are in `plateau` and `guaranteed`.
+order. The public program prints for each test its latency, the best so far, and the size of the
+*information sink*: what was tested and is not, or no longer, the best. How plateaus are found is
+not said there; the definition used here is in `plateau`.
 """
 
 from collections.abc import Sequence
@@ -13,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
 
 from ptxflow.env.space import Space
 from ptxflow.eval.study.search.play import Search
@@ -74,26 +71,3 @@ def plateau(times: Sequence[float], window: int = WINDOW, gain: float = GAIN) ->
         if np.isfinite(best[n - window]) and best[n] > (1 - gain) * best[n - window]:
             return n + 1
     return None
-
-
-def guaranteed(best: Array, p: float, confidence: float = 0.95) -> Array:
-    """[budgets] the edge of K_{lambda,p}, from repeated runs: best [runs, budgets] so far.
-
-    K_{lambda,p} holds the outcomes x such that a run of budget lambda ends at least as good as x
-    with probability p or more. Its edge is the p-quantile of the best time. From finitely many runs
-    it is estimated from above, by the order statistic that is no less than the true quantile with
-    this confidence; infinite where there are too few runs to say. It never grows with the budget.
-    """
-    runs = len(best)
-    rank = int(binom.ppf(confidence, runs, p)) + 1  # P[fewer than rank below the quantile]
-    if rank > runs:
-        return np.full(best.shape[1], np.inf)
-    edge: Array = np.sort(best, axis=0)[rank - 1]
-    return edge
-
-
-def region(times: Array, edge: Array) -> Array:
-    """[budgets] the share of a space's strategies [n] that K_{lambda,p} holds: all no faster than
-    its edge."""
-    ordered = np.sort(times)
-    return 1 - np.searchsorted(ordered, edge, side="left") / len(ordered)

@@ -1,7 +1,4 @@
-"""What measurements of one workload say of another, and what each decision is worth.
-
-Both are read off brute-forced spaces: nothing is fitted, nothing measured anew.
-"""
+"""What each decision is worth, read off brute-forced spaces: nothing is fitted or measured anew."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,33 +8,7 @@ import numpy as np
 from ptxflow.eval.study.metrics import plain
 from ptxflow.eval.study.search.replay import Replay
 
-KNOWN = 32  # the fastest of a workload, among which the other's sub-space may hold one
 EFFECT = 0.01  # a change in time that counts; less may be noise
-
-
-def transfer(replays: Sequence[Replay]) -> dict[str, Any]:
-    """By family and device: `loss[i][j]`, what the fastest strategy of workload i that the
-    sub-space of workload j holds loses in j; None where it holds none of the KNOWN fastest."""
-    groups: dict[str, list[Replay]] = {}
-    for r in replays:
-        groups.setdefault(f"{r.space.family.name} on {r.space.device.name}", []).append(r)
-    return {
-        name: {
-            "workloads": [r.name for r in held],
-            "loss": [[plain(_taken(a, b)) for b in held] for a in held],
-        }
-        for name, held in groups.items()
-    }
-
-
-def _taken(source: Replay, goal: Replay) -> float:
-    codes = source.space.codes[np.argsort(source.times, kind="stable")[:KNOWN]]
-    known = goal.space.codes
-    at = np.minimum(np.searchsorted(known, codes), len(known) - 1)
-    shared = np.flatnonzero(known[at] == codes)
-    if not len(shared):
-        return float("inf")
-    return float(goal.times[at[shared[0]]] / goal.optimum - 1)
 
 
 def attribution(replays: Iterable[Replay]) -> dict[str, list[dict[str, Any]]]:
