@@ -52,7 +52,7 @@ Found = tuple[Codes, NDArray[np.float64]]  # codes, and their log-probabilities
 EACH = {"gemm": 2, "gqa_decode": 1, "moe": 2}  # workloads of each of a family's definitions
 BUDGETS = (1, 8, 32)
 SEEDS = 3
-POOL = 1024  # strategies that a process chooses from
+POOL = 256  # strategies that a process chooses from
 AT_ONCE = 3  # workloads of a GPU: while one measures, kernels of others compile
 EVOLUTION = Evolution(drawn=20_000, rounds=16, kept=64, crossed=4000)  # some 10^5 evaluations
 SETTINGS = Settings(
@@ -70,7 +70,7 @@ EPILOG = """\
 examples:
   ptxflow live out/live --seconds 500
   ptxflow live out/one --definition gemm_n5120_k2048 --axes M=17 --space listed
-  ptxflow live --judge eval/results/live-h200.jsonl.xz eval/results/live-runs-h200.jsonl.xz
+  ptxflow live --judge eval/results/live-fresh-h200.jsonl.xz eval/results/live-runs-fresh-h200.jsonl.xz
 
 writes into the folder:
   records.jsonl   every kernel that was measured

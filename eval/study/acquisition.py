@@ -2,9 +2,9 @@
 
 What campaigns measured at trained workloads is a pool of unknown times. Beginning with the analytic
 model, an acquisition picks a batch, its times are told, and the surrogate is fitted anew to all
-that were. It is judged on sub-spaces measured whole, of other workloads: what the best of 8 loses,
-the first in its order ("ranked") or draws from its exact target squared ("drawn"), as of a policy
-that has learned the target without error.
+that were. It is judged on sub-spaces measured whole, of other workloads: what the best of the first
+8 in its order loses; rows say, too, what 8 draws from its exact target squared lose, as of a policy
+without error.
 
     python -m ptxflow.eval.study.acquisition --out rows.jsonl --into gfn/README.md
 """
@@ -248,13 +248,13 @@ def data(families: str | None) -> Iterator[tuple[list[Observations], list[Observ
             yield found, [o for o in whole if o.family.name == family]
 
 
-def curves(rows: Sequence[dict[str, Any]], name: str, kind: int) -> dict[str, Array]:
+def curves(rows: Sequence[dict[str, Any]], name: str) -> dict[str, Array]:
     """By family: [rounds, workloads] log losses of an acquisition, means over seeds."""
     held: dict[str, list[Any]] = {}
     for row in rows:
         if row["acquisition"] == name:
             held.setdefault(row["family"], []).append(row["lost"])
-    return {family: np.mean(lost, 0)[:, :, kind] for family, lost in held.items()}
+    return {family: np.mean(lost, 0)[:, :, 0] for family, lost in held.items()}
 
 
 def needed(lost: Array, at: Sequence[float], goal: float) -> float:
@@ -262,12 +262,12 @@ def needed(lost: Array, at: Sequence[float], goal: float) -> float:
     return next((at[i] for i in range(len(lost)) if (lost[i : i + STAY] <= goal).all()), np.inf)
 
 
-def cells(rows: Sequence[dict[str, Any]], name: str, kind: int) -> list[str]:
+def cells(rows: Sequence[dict[str, Any]], name: str) -> list[str]:
     """What an acquisition needs of each family; then all families alike, but for those that end
     above BOUND: the share of a pool that is needed, and what shares lose, with intervals over
     workloads."""
-    whole = {f: float(np.expm1(c.mean())) for f, c in curves(rows, WHOLE, kind).items()}
-    found, rng, at = curves(rows, name, kind), np.random.default_rng(0), [0.0, *SHARES]
+    whole = {f: float(np.expm1(c.mean())) for f, c in curves(rows, WHOLE).items()}
+    found, rng, at = curves(rows, name), np.random.default_rng(0), [0.0, *SHARES]
     own = {row["family"]: row["measured"] for row in rows if row["acquisition"] == name}
     goals = {f: max(GOAL, w + MARGIN) if w <= BOUND else GOAL for f, w in whole.items()}
     counts = [needed(np.expm1(c.mean(1)), own[f], goals[f]) for f, c in found.items()]
@@ -281,15 +281,15 @@ def cells(rows: Sequence[dict[str, Any]], name: str, kind: int) -> list[str]:
             *("{} ({} to {})".format(*map(percent, map(plain, row))) for row in told)]  # fmt: skip
 
 
-def table(rows: Sequence[dict[str, Any]], kind: int) -> str:
+def table(rows: Sequence[dict[str, Any]]) -> str:
     """A row an acquisition; before them the pools, and what model and whole pool lose."""
     pools = {row["family"]: row["pool"] for row in rows}
     lines = [["a quarter of the pool", *(f"{n // 4:,}" for n in pools.values())]]
     for who, name, i in (("the model", "uniform", 0), (f"the {WHOLE}", WHOLE, -1)):
-        ends_at = [np.expm1(c[i].mean()) for c in curves(rows, name, kind).values()]
+        ends_at = [np.expm1(c[i].mean()) for c in curves(rows, name).values()]
         lines.append([f"{who} loses", *map(percent, ends_at)])
     lines = [line + [""] * (1 + len(SHOWN)) for line in lines]
-    lines += [[name, *cells(rows, name, kind)] for name in ACQUISITIONS]
+    lines += [[name, *cells(rows, name)] for name in ACQUISITIONS]
     shown = (f"loss after 1/{1 / share:.0f}" for share in SHOWN)
     return markdown(("measurements needed", *pools, "of all pools", *shown), lines)
 
@@ -301,7 +301,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--families", help="default: all that have a pool and a judge")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, help="a JSON line each run")
-    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="its tables acquisition-*")
+    parser.add_argument("--into", type=Path, metavar="PAGE.md", help="its table acquisition")
     args = parser.parse_args(argv)
     rows = [row for _, row in read_lines(args.rows)] if args.rows else list[Any]()
     for found, whole in () if args.rows else data(args.families):
@@ -310,8 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.out:
                 with args.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
-    kinds = enumerate(("ranked", "drawn"))
-    publish({f"acquisition-{kind}": table(rows, i) for i, kind in kinds}, args.into)
+    publish({"acquisition": table(rows)}, args.into)
     return 0
 
 

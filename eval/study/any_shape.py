@@ -1,15 +1,14 @@
 """How a policy does on workloads drawn at random over all axes, beside a look-up and chance.
 
     python -m ptxflow.eval.study.any_shape --checkpoint FILE [--device any] [--families gemm,moe]
-    [--space wide] [--shapes 200] [--tau 0.02] [--jobs N] [--out FILE]
+    [--space wide] [--shapes 200] [--tau 0.02] [--asks N] [--untrained] [--jobs N] [--out FILE]
     python -m ptxflow.eval.study.any_shape --rows eval/results/any-shape.jsonl.xz --into PAGE.md
 
 Of each workload every strategy is listed and rewarded by what the policy was trained on, so that
 distances are exact; of a space of more than --most such a part, around a draw of the policy. Shares
 are of the best TFLOP/s by that reward, of a larger space of the best that any method or a longer
-search found. `search` asks the reward as often as a policy's hints ask the model
-(`gfn/hints.py`); `look-up` takes the best of the nearest workload of the 46 definitions' training
-set. Intervals of 95% are over workloads.
+search found. `search` is that of a policy's hints (`gfn/hints.py`); `look-up` takes the best of the
+nearest workload of the 46 definitions' training set. Intervals of 95% are over workloads.
 """
 
 import argparse
@@ -43,13 +42,17 @@ Array = NDArray[np.float64]
 
 
 @cache
-def _policy(path: Path) -> Any:
+def _policy(path: Path, untrained: bool = False) -> Any:
     import torch
 
-    from ptxflow.gfn.inference import load_policy
+    from ptxflow.gfn.inference import Policy, load_policy
+    from ptxflow.gfn.network import PolicyNetwork
 
     torch.set_num_threads(1)
-    return load_policy(path)
+    policy = load_policy(path)
+    torch.manual_seed(0)
+    fresh = PolicyNetwork(policy.network.config).eval()
+    return Policy(fresh, path, policy.about) if untrained else policy
 
 
 @cache
@@ -74,6 +77,8 @@ class Asked:
     tau: float
     wide: bool
     most: int
+    asks: int
+    untrained: bool
 
 
 def judged(asked: Asked) -> dict[str, Any]:
@@ -81,6 +86,7 @@ def judged(asked: Asked) -> dict[str, Any]:
     from ptxflow.compiler.device import DEVICES
     from ptxflow.env.tasks.shapes import Stream
     from ptxflow.eval.study.knowledge import look_up, trained_problems
+    from ptxflow.gfn import known
     from ptxflow.gfn.hints import SEARCH
     from ptxflow.gfn.inference import sample_by_steps
     from ptxflow.gfn.targets import distance_within, part_around
@@ -88,7 +94,9 @@ def judged(asked: Asked) -> dict[str, Any]:
     rng = np.random.default_rng([asked.seed, asked.number])
     stream = Stream(asked.family, DEVICES.get(asked.device), wide=asked.wide)
     (space,) = stream.draw(1, rng)
-    policy, reward = _policy(asked.path), _reward(asked.path, asked.device)
+    policy, reward = _policy(asked.path, asked.untrained), _reward(asked.path, asked.device)
+    if asked.asks:
+        known.DRAWN, known.NEAR = asked.asks, asked.asks >> 8
     if isinstance(reward, FamilyRewards):
         reward = reward.of(asked.family)
     config, draw = policy.network.of(asked.family).config, partial(sample_by_steps, policy, space)
@@ -111,8 +119,8 @@ def judged(asked: Asked) -> dict[str, Any]:
     listed = part.listed()
     top = max(worth(listed.codes).max(), *(p.max() for rows in picks.values() for p in rows))
     if not asked.wide:
-        known = trained_problems(chosen(None, PRESETS["full"]), asked.family)
-        scores = look_up(listed, reward, known)
+        problems = trained_problems(chosen(None, PRESETS["full"]), asked.family)
+        scores = look_up(listed, reward, problems)
         near = [] if scores is None else [np.argsort(-scores, kind="stable")[:K]]
         picks["look-up"] = [worth(listed.codes[places]) for places in near]
     best = {
@@ -195,6 +203,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", type=int, default=200, help="of each family")
     parser.add_argument("--tau", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=10**6, help="no training draws by it")
+    parser.add_argument("--asks", type=int, default=0, help="for the sample of `gfn/hints.py`, and "
+                        "a 256th of it for few that are left; instead of its own")  # fmt: skip
+    parser.add_argument("--untrained", action="store_true", help="the network before training")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit", type=float, default=1e9, help="seconds; fewer where not enough")
     parser.add_argument("--out", type=Path, help="a JSON line each workload")
@@ -215,7 +226,7 @@ def judge(args: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of a checkpoint, as many as there is time for."""
     known = [f.name for f in _policy(args.checkpoint).network.config.families]
     families = args.families.split(",") if args.families else known
-    fixed = args.seed, args.tau, args.space == "wide", args.most
+    fixed = args.seed, args.tau, args.space == "wide", args.most, args.asks, args.untrained
     asked = [Asked(args.checkpoint, args.device, f, i, *fixed) for i in range(args.shapes)
              for f in families]  # fmt: skip
     rows: list[dict[str, Any]] = []

@@ -54,5 +54,5 @@ def test_a_table_of_what_was_played(observed: list[Observations]) -> None:
     assert needed(np.array([1.0, 0.1, 0.4, 0.1, 0.1]), (0, 1, 2, 3, 4), 0.2) == 3
     assert needed(np.array([0.1, 0.4]), (0, 1), 0.2) == np.inf
     rows = list(acquisition.play(observed[2:], observed[:2], 1))
-    lines = acquisition.table(rows, 0).splitlines()
+    lines = acquisition.table(rows).splitlines()
     assert len(lines) == 5 + len(ACQUISITIONS) and lines[2].startswith("| a quarter of the pool |")
