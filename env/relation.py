@@ -10,6 +10,7 @@ table is one from where the prefixes that are left make the rest of its table sm
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ class RelationSpace(StrategySpace):
         node = node[node >= 0]
         for layer, stride in zip(self.layers[depth:], self.strides[depth + 1 :], strict=True):
             row, choice = np.nonzero(layer.child[node] >= 0)
-            codes, node = codes[row] + choice.astype(codes.dtype) * stride, layer.child[node[row], choice]
+            codes = codes[row] + choice.astype(codes.dtype) * stride
+            node = layer.child[node[row], choice]
         return codes
 
     @staticmethod
@@ -92,6 +94,7 @@ class RelationSpace(StrategySpace):
         """The same strategies in a list, for which there must be room."""
         return Space(self.family, self.problem, self.device, self.at(np.arange(len(self))))
 
+    @cached_property
     def plain(self) -> "RelationSpace":
         """What is left where decisions that strategies need not name are as listed ones have them,
         each where that leaves something: no reward of today knows more of them."""

@@ -90,7 +90,7 @@ def run(
     if family.endswith(" wide"):
         network, model = trainer.network, trainer.reward
         held = {d.name: [*d.choices] for d in listed_family(spaces[0].family.name).decisions}
-        parts = [s.plain().given({**held, "tile_k": [64]}) for s in spaces]
+        parts = [s.plain.given({**held, "tile_k": [64]}) for s in spaces]
         pairs = list(zip(spaces, parts, strict=True))
         found = {str(t): [distance_within(network, *p, model, t) for p in pairs] for t in taus}
     else:

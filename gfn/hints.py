@@ -107,7 +107,7 @@ def asked(space: StrategySpace, by: str = MODEL) -> tuple[Codes, Values]:
 
 
 def plain(space: StrategySpace) -> StrategySpace:
-    return space.plain() if isinstance(space, RelationSpace) else space
+    return space.plain if isinstance(space, RelationSpace) else space
 
 
 def sampled(

@@ -6,6 +6,7 @@ strategies below prefixes that have few.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,20 @@ from ptxflow.gfn.hints import DRAWN, MODEL, REMEMBERED, drawn, found, plain, rea
 NEAR = 1 << 10  # of so many strategies below a prefix all are asked for; half of it of a surrogate
 LEAST = 1e-14  # that a known strategy weighs, over the best: what float64 tells apart in a sum
 
+Held = tuple[Codes, Values, Values]  # in order; their worth; of how many each is one
+
 _counted: dict[tuple[int, int], tuple[StrategySpace, Codes, Values]] = {}  # by ids
+_asked: dict[tuple[str, int], tuple[StrategySpace, Held]] = {}  # by the id of the space
+_known: dict[tuple[int, float, str, str, int], tuple[StrategySpace, "Known"]] = {}
+RECENT = 4  # of the last two that are remembered
+
+
+def _kept(memory: dict[Any, Any], key: object, value: object) -> None:
+    """Remembered, and the oldest forgotten."""
+    memory.pop(key, None)
+    while len(memory) >= RECENT:
+        del memory[next(iter(memory))]
+    memory[key] = value
 
 
 def alike(space: StrategySpace, codes: Codes) -> Values:
@@ -125,8 +139,12 @@ class Known:
     def of(
         spaces: Sequence[StrategySpace], tau: Tensor, by: str = MODEL, n: int | None = None
     ) -> "Known":
-        """Of workloads [S] at temperatures [S], where these lie, by n draws of the others."""
+        """Of workloads [S] at temperatures [S], where these lie, by n draws of the others; one
+        workload's remembered."""
         n = reach(DRAWN, by) if n is None else n
+        key = (id(spaces[0]), tau.tolist()[0], str(tau.device), by, n)
+        if len(spaces) == 1 and key in _known:
+            return _known[key][1]
         best, rest, ends = [], [], []
         for space, t in zip(spaces, tau.double(), strict=True):
             first, others = found(space, by), drawn(space, by, n)
@@ -140,7 +158,10 @@ class Known:
         strides = tuple(map(int, spaces[0].strides))
         known, other = (Sums.of(rows, strides[0] + 1) for rows in (best, rest))
         reached = torch.tensor(ends, device=tau.device)
-        return Known(known, other, reached, strides, named(spaces[0]))
+        made = Known(known, other, reached, strides, named(spaces[0]))
+        if len(spaces) == 1:
+            _kept(_known, key, (spaces[0], made))
+        return made
 
     def below(self, depth: int, which: Tensor, prefix: Tensor) -> Below | None:
         """After prefixes [n, >= depth] of workloads [n]. None from where implied decisions begin,
@@ -176,8 +197,9 @@ class Near:
     def __init__(self, spaces: Sequence[StrategySpace], tau: Tensor, by: str) -> None:
         self.spaces, self.tau, self.by = spaces, tau.double(), by
         self.plain = [plain(space) for space in spaces]
-        # of each workload codes in order, what they are worth, and of how many each is one
-        self.held = [(np.zeros(0, np.int64), np.zeros(0), np.zeros(0)) for _ in spaces]
+        none = np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
+        known = [_asked.get((by, id(space)), (space, none)) for space in spaces]
+        self.held: list[Held] = [held for _, held in known]
 
     def below(self, depth: int, which: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """Which of prefixes [n, >= depth] of workloads [n] have few, and of these what is below
@@ -210,3 +232,4 @@ class Near:
         both = [np.concatenate(rows) for rows in zip(self.held[w], fresh, strict=True)]
         held, first = np.unique(both[0], return_index=True)
         self.held[w] = held, both[1][first], both[2][first]
+        _kept(_asked, (self.by, id(space)), (space, self.held[w]))

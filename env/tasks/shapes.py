@@ -132,7 +132,7 @@ class Stream:
                 continue
             own, device = family.wide if self.wide else family, self.device or self.any_device(rng)
             try:
-                out.append(relate(own, problem, device).plain())
+                out.append(relate(own, problem, device).plain)
             except EmptySpace:
                 continue
         return out
@@ -150,4 +150,4 @@ def listed_part(space: Space | RelationSpace | None) -> Space | None:
     if not isinstance(space, RelationSpace):
         return space
     choices = {d.name: d.choices for d in family_named(space.family.name).decisions}
-    return space.plain().given(choices).listed()
+    return space.plain.given(choices).listed()

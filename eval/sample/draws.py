@@ -125,7 +125,7 @@ def scored(
             score(policy, space, k, seed, sharpness, tau) if draws else undrawn(space, len(space))
         )
         return pool, 0, None
-    most, part = max(k, inference.POOL), space.plain()
+    most, part = max(k, inference.POOL), space.plain
     drawn = score(policy, part, most, seed, sharpness, tau) if draws else None
     reward = reward_within(policy.about if draws else {}, space)[0]
     codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), seed)

@@ -70,7 +70,7 @@ EPILOG = """\
 examples:
   ptxflow live out/live --seconds 500
   ptxflow live out/one --definition gemm_n5120_k2048 --axes M=17 --space listed
-  ptxflow live --judge eval/results/live-fresh-h200.jsonl.xz eval/results/live-runs-fresh-h200.jsonl.xz
+  ptxflow live --judge eval/results/live-h200.jsonl.xz eval/results/live-runs-h200.jsonl.xz
 
 writes into the folder:
   records.jsonl   every kernel that was measured
@@ -91,7 +91,7 @@ class Field:
     def of(place: Place, device: str, wide: bool) -> "Field":
         family, problem = find_problem(load(place[0]), place[1])
         whole = relate(family.wide if wide else family, problem, find_device(device))
-        return Field(place, whole.plain())
+        return Field(place, whole.plain)
 
     @property
     def name(self) -> str:

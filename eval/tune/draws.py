@@ -151,7 +151,7 @@ class Draws:
         else:
             pool = WHOLE if part is self.space else min(POOL, 4 * len(part))
             beside = self._listed() if part is self.space else ()
-            part = part.plain()
+            part = part.plain
             codes = np.union1d(part.sample_uniform(pool, rng), beside).astype(np.int64)
         off: Array | float = 0.0
         if self.measured and part.digest == self.space.digest:

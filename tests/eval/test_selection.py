@@ -238,7 +238,7 @@ def test_merging_changes_no_size(seed: int) -> None:
 def test_of_a_wide_space_with_a_surrogate_some_are_the_best_listed_ones() -> None:
     gemm, axes = load("gemm_n256_k7168"), {"M": 1725}
     family, problem = find_problem(gemm, axes)
-    wide = relate(family.wide, problem, H200).plain()
+    wide = relate(family.wide, problem, H200).plain
     own = reward_within({"settings": {"device": "any"}}, wide)[0]
     listed = listed_best(wide, own, 8, 0)
     assert listed is not None and listed_best(relate(family, problem, H200), own, 8, 0) is None

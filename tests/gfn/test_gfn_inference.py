@@ -164,7 +164,13 @@ def brief() -> Iterator[None]:
         for name in ("walks.LESS", "known.DRAWN"):
             patch.setattr(f"ptxflow.gfn.{name}", 512)
         patch.setattr("ptxflow.gfn.known.NEAR", 64)
-        for name in ("hints._seen", "hints._drawn", "known._counted"):
+        for name in (
+            "hints._seen",
+            "hints._drawn",
+            "known._counted",
+            "known._asked",
+            "known._known",
+        ):
             patch.setattr(f"ptxflow.gfn.{name}", {})
         yield
 
