@@ -29,6 +29,7 @@ SEARCH = Search(drawn=2048, rounds=24, kept=256, crossed=512)
 BRIEF = Search(drawn=1024, rounds=16, kept=128, crossed=256)  # of a surrogate, which takes longer
 FAR = 0.5  # of the attainable, that choices are said to be behind at most
 REMEMBERED = 1 << 10  # workloads
+ROOM = 1 << 25  # strategies of samples that are remembered at most: 0.8 GB
 KEPT = 1 << 15  # of what was asked for, the best that are `Known`
 DRAWN = 1 << 18  # strategies of a sample of the others; half of it where a surrogate is asked
 LESS = 1 << 15  # the same in training
@@ -107,6 +108,7 @@ def asked(space: StrategySpace, by: str = MODEL) -> tuple[Codes, Values]:
 
 
 def plain(space: StrategySpace) -> StrategySpace:
+    """What rewards tell apart of it."""
     return space.plain if isinstance(space, RelationSpace) else space
 
 
@@ -159,7 +161,7 @@ def found(space: StrategySpace, by: str) -> Found:
 def drawn(space: StrategySpace, by: str, n: int) -> Drawn:
     """Some n of the others of a workload, remembered."""
     if (key := (by, space.digest, space.problem, space.device, n)) not in _drawn:
-        if len(_drawn) >= REMEMBERED:
+        if sum(len(row.codes) for row in _drawn.values()) + n > ROOM:
             _drawn.clear()
         first = found(space, by)
         codes, worth, stands = sampled(plain(space), told(space, by), n)

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ptxflow.env.search import Values
 from ptxflow.env.space import Codes, StrategySpace
-from ptxflow.gfn.hints import DRAWN, MODEL, REMEMBERED, drawn, found, plain, reach, told
+from ptxflow.gfn.hints import DRAWN, MODEL, ROOM, drawn, found, plain, reach, told
 
 NEAR = 1 << 10  # of so many strategies below a prefix all are asked for; half of it of a surrogate
 LEAST = 1e-14  # that a known strategy weighs, over the best: what float64 tells apart in a sum
@@ -47,7 +47,7 @@ def alike(space: StrategySpace, codes: Codes) -> Values:
 def _inside(space: StrategySpace, codes: Codes, *values: Values) -> tuple[Codes, list[Values]]:
     """Those of codes [n] and values [n] that are of the space, and last `alike`; remembered."""
     if (key := (id(space), id(codes))) not in _counted:
-        if len(_counted) >= 2 * REMEMBERED:
+        if sum(len(row) for _, row, _ in _counted.values()) + len(codes) > 2 * ROOM:
             _counted.clear()
         _counted[key] = space, codes, alike(space, codes)
     counts = _counted[key][2]
