@@ -90,6 +90,11 @@ class StrategySpace(ABC):
         """The strategies that have one of these choices in each decision that is named, whichever
         decisions they are; EmptySpace where there are none. KeyError for an unknown decision."""
 
+    @property
+    def plain(self) -> "StrategySpace":
+        """What rewards tell apart of it."""
+        return self
+
     def mask(self, prefix: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Legal next choices: prefix [n, t] of indices -> [n, sizes[t]]."""
         return self.counts(prefix) > 0

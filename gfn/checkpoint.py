@@ -75,7 +75,7 @@ def read(path: Path) -> Checkpoint:
     except (SafetensorError, DamagedError) as error:
         raise CheckpointError(f"{path}: the checkpoint is damaged: {error}") from None
     except (KeyError, TypeError, json.JSONDecodeError):
-        raise CheckpointError(f"{path}: a safetensors file, but not a ptxflow checkpoint") from None
+        raise CheckpointError(f"{path}: safetensors, but not a ptxflow checkpoint of now") from None
 
 
 def _header(path: Path, data: bytes) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem
-from ptxflow.env.relation import RelationSpace
 from ptxflow.env.reward import ModelReward, Reward, log_reward
 from ptxflow.env.reward_source import wide_surrogate
 from ptxflow.env.search import Search, Values
@@ -104,12 +103,7 @@ def told(space: StrategySpace, by: str = MODEL) -> Callable[[Codes], Values]:
 def asked(space: StrategySpace, by: str = MODEL) -> tuple[Codes, Values]:
     """The strategies that the hints of a workload rest on, best first, and the share of the
     attainable; none names an implied decision, of which rewards know nothing."""
-    return searching(by).run(plain(space), told(space, by))
-
-
-def plain(space: StrategySpace) -> StrategySpace:
-    """What rewards tell apart of it."""
-    return space.plain if isinstance(space, RelationSpace) else space
+    return searching(by).run(space.plain, told(space, by))
 
 
 def sampled(
@@ -164,7 +158,7 @@ def drawn(space: StrategySpace, by: str, n: int) -> Drawn:
         if sum(len(row.codes) for row in _drawn.values()) + n > ROOM:
             _drawn.clear()
         first = found(space, by)
-        codes, worth, stands = sampled(plain(space), told(space, by), n)
+        codes, worth, stands = sampled(space.plain, told(space, by), n)
         other = ~np.isin(codes, first.codes)
         other[1:] &= codes[1:] > codes[:-1]
         _drawn[key] = Drawn(codes[other], worth[other] - first.best, stands[other])

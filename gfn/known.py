@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ptxflow.env.search import Values
 from ptxflow.env.space import Codes, StrategySpace
-from ptxflow.gfn.hints import DRAWN, MODEL, ROOM, drawn, found, plain, reach, told
+from ptxflow.gfn.hints import DRAWN, MODEL, ROOM, drawn, found, reach, told
 
 NEAR = 1 << 10  # of so many strategies below a prefix all are asked for; half of it of a surrogate
 LEAST = 1e-14  # that a known strategy weighs, over the best: what float64 tells apart in a sum
@@ -25,7 +25,7 @@ Held = tuple[Codes, Values, Values]  # in order; their worth; of how many each i
 _counted: dict[tuple[int, int], tuple[StrategySpace, Codes, Values]] = {}  # by ids
 _asked: dict[tuple[str, int], tuple[StrategySpace, Held]] = {}  # by the id of the space
 _known: dict[tuple[int, float, str, str, int], tuple[StrategySpace, "Known"]] = {}
-RECENT = 4  # of the last two that are remembered
+RECENT = 4  # entries of each of the last two
 
 
 def _kept(memory: dict[Any, Any], key: object, value: object) -> None:
@@ -40,8 +40,7 @@ def alike(space: StrategySpace, codes: Codes) -> Values:
     """Of how many strategies of the space each of these [n] is one: those that differ from it in
     implied decisions alone; 0 of one that is none of the space."""
     rows = space.indices(codes)[:, : named(space)]
-    counts: Values = space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]].astype(float)
-    return counts
+    return np.asarray(space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]], float)
 
 
 def _inside(space: StrategySpace, codes: Codes, *values: Values) -> tuple[Codes, list[Values]]:
@@ -130,11 +129,6 @@ class Known:
     strides: tuple[int, ...]
     named: int
 
-    @property
-    def room(self) -> int:
-        """For the codes of a workload, and for what comes behind them."""
-        return self.strides[0] + 1
-
     @staticmethod
     def of(
         spaces: Sequence[StrategySpace], tau: Tensor, by: str = MODEL, n: int | None = None
@@ -147,12 +141,10 @@ class Known:
             return _known[key][1]
         best, rest, ends = [], [], []
         for space, t in zip(spaces, tau.double(), strict=True):
-            first, others = found(space, by), drawn(space, by, n)
+            first, more = found(space, by), drawn(space, by, n)
             codes, (worth, counts) = _inside(space, first.codes, first.worth)
             best.append((codes, _weighed(worth, t, counts)))
-            codes, (worth, stands, counts) = _inside(
-                space, others.codes, others.worth, others.stands
-            )
+            codes, (worth, stands, counts) = _inside(space, more.codes, more.worth, more.stands)
             rest.append((codes, _weighed(worth, t, counts, stands * counts)))
             ends.append(first.reached)
         strides = tuple(map(int, spaces[0].strides))
@@ -168,7 +160,7 @@ class Known:
         whose choices are all alike."""
         if depth >= self.named:
             return None
-        first = which * self.room
+        first = which * (self.strides[0] + 1)
         for choice, stride in zip(prefix[:, :depth].T, self.strides[1:], strict=False):
             first = first + choice * stride
         whole, each = self.strides[depth : depth + 2]
@@ -196,10 +188,8 @@ class Near:
 
     def __init__(self, spaces: Sequence[StrategySpace], tau: Tensor, by: str) -> None:
         self.spaces, self.tau, self.by = spaces, tau.double(), by
-        self.plain = [plain(space) for space in spaces]
         none = np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
-        known = [_asked.get((by, id(space)), (space, none)) for space in spaces]
-        self.held: list[Held] = [held for _, held in known]
+        self.held: list[Held] = [_asked.get((by, id(s)), (s, none))[1] for s in spaces]
 
     def below(self, depth: int, which: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
         """Which of prefixes [n, >= depth] of workloads [n] have few, and of these what is below
@@ -208,7 +198,7 @@ class Near:
         whole, each = map(int, self.spaces[0].strides[depth : depth + 2])
         places, weights = [which[:0]], [self.tau.new_zeros(0, whole // each)]
         for w in np.unique(of).tolist() if depth < named(self.spaces[0]) else ():
-            part, mine = self.plain[w], np.flatnonzero(of == w)
+            part, mine = self.spaces[w].plain, np.flatnonzero(of == w)
             left = part.counts(rows[mine]).sum(1)
             few = (left > 0) & (left <= reach(NEAR, self.by))
             mine, first = mine[few], rows[mine[few]] @ part.strides[1 : depth + 1]

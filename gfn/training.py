@@ -468,8 +468,7 @@ def network_config(spaces: Sequence[AnySpace], config: TrainConfig) -> NetworkCo
         gain = torch.where(spread > 1e-6, 1 / spread.clamp(min=LEAST_SPREAD), 0.0)
         rows = tuple(center.tolist()), tuple(gain.tolist())
         shape, size = family_shape(own[0]), (config.hidden, config.layers)
-        asked = settings(config.knowing) if config.knowing else ""
-        told = config.knowing, asked
+        told = config.knowing, config.knowing and settings(config.knowing)
         policies.append(FamilyConfig(shape, *rows, *size, config.temperatures, *told))
     return NetworkConfig(tuple(policies))
 

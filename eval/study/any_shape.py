@@ -50,9 +50,10 @@ def _policy(path: Path, untrained: bool = False) -> Any:
 
     torch.set_num_threads(1)
     policy = load_policy(path)
+    if not untrained:
+        return policy
     torch.manual_seed(0)
-    fresh = PolicyNetwork(policy.network.config).eval()
-    return Policy(fresh, path, policy.about) if untrained else policy
+    return Policy(PolicyNetwork(policy.network.config).eval(), path, policy.about)
 
 
 @cache
@@ -82,11 +83,21 @@ class Asked:
 
 
 def judged(asked: Asked) -> dict[str, Any]:
-    """The row of one workload."""
+    """The row of one workload, by as much as is to be asked."""
+    from ptxflow.gfn import known
+
+    usual = known.DRAWN, known.NEAR
+    known.DRAWN, known.NEAR = (asked.asks, asked.asks >> 8) if asked.asks else usual
+    try:
+        return _row(asked)
+    finally:
+        known.DRAWN, known.NEAR = usual
+
+
+def _row(asked: Asked) -> dict[str, Any]:
     from ptxflow.compiler.device import DEVICES
     from ptxflow.env.tasks.shapes import Stream
     from ptxflow.eval.study.knowledge import look_up, trained_problems
-    from ptxflow.gfn import known
     from ptxflow.gfn.hints import SEARCH
     from ptxflow.gfn.inference import sample_by_steps
     from ptxflow.gfn.targets import distance_within, part_around
@@ -95,8 +106,6 @@ def judged(asked: Asked) -> dict[str, Any]:
     stream = Stream(asked.family, DEVICES.get(asked.device), wide=asked.wide)
     (space,) = stream.draw(1, rng)
     policy, reward = _policy(asked.path, asked.untrained), _reward(asked.path, asked.device)
-    if asked.asks:
-        known.DRAWN, known.NEAR = asked.asks, asked.asks >> 8
     if isinstance(reward, FamilyRewards):
         reward = reward.of(asked.family)
     config, draw = policy.network.of(asked.family).config, partial(sample_by_steps, policy, space)
@@ -119,8 +128,8 @@ def judged(asked: Asked) -> dict[str, Any]:
     listed = part.listed()
     top = max(worth(listed.codes).max(), *(p.max() for rows in picks.values() for p in rows))
     if not asked.wide:
-        problems = trained_problems(chosen(None, PRESETS["full"]), asked.family)
-        scores = look_up(listed, reward, problems)
+        known = trained_problems(chosen(None, PRESETS["full"]), asked.family)
+        scores = look_up(listed, reward, known)
         near = [] if scores is None else [np.argsort(-scores, kind="stable")[:K]]
         picks["look-up"] = [worth(listed.codes[places]) for places in near]
     best = {

@@ -23,7 +23,7 @@ from ptxflow.env.tasks.training_set import PRESETS, ROWS, registered
 from ptxflow.eval.bench.markdown import quoted
 from ptxflow.eval.sample.draws import ANY, WIDE, of_wide
 from ptxflow.eval.study import any_shape
-from ptxflow.gfn import hints
+from ptxflow.gfn import hints, known
 from ptxflow.gfn.inference import at_temperature, load_policy
 from ptxflow.gfn.options import Settings, TrainConfig, parse
 from ptxflow.gfn.targets import part_around
@@ -153,6 +153,10 @@ def test_a_policy_of_wide_spaces_is_trained_and_judged_on_parts(
         assert all(0 < d < 1 for d in row["distances"].values())
         assert row["best"]["uniform"] < row["best"]["policy"] <= 1 >= row["best"]["search"]
         assert "look-up" not in row["best"]
+    few, usual = tmp_path / "few.jsonl", (known.DRAWN, known.NEAR)
+    assert any_shape.main([*asked, "--asks", "256", "--untrained", "--out", str(few)]) == 0
+    told, less = (np.mean([r["distance"] for _, r in read_lines(file)]) for file in (out, few))
+    assert told < less and usual == (known.DRAWN, known.NEAR)
     assert train.main([*argv, "--definitions", "rmsnorm_h4096", "--overwrite"]) == 2
     assert "none of these families has a wide space" in capsys.readouterr().err
 
@@ -178,8 +182,8 @@ def test_the_page_quotes_what_was_judged(policy: Path) -> None:
     rows = [r for _, r in read_lines(root / "eval" / "results" / f"{name}.jsonl.xz")]
     page = (root / "gfn" / "README.md").read_text(encoding="utf-8")
     assert quoted(page)[name] == any_shape.table(rows)
-    known = load_policy(policy).network.config.families
-    assert {r["family"] for r in rows} == {f.name for f in known}
+    held = load_policy(policy).network.config.families
+    assert {r["family"] for r in rows} == {f.name for f in held}
 
 
 def test_of_a_wide_space_a_device_with_surrogates_is_trained_by_them() -> None:
