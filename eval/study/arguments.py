@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ptxflow.command import Parser
 
-RESULTS, PAGE, PLOTS = "results.json", "report.html", "plots"
+RESULTS, PAGE, PLOTS = "results.json", "report.md", "plots"
 PARTS = ("tuning", "ablation")  # what is done besides playing the methods
 SEEDS, BUDGET = 50, 128
 LEAST_BUDGET = 8  # at which policies are judged
@@ -30,7 +30,7 @@ examples:
 
 writes into --out:
   results.json   every figure, with the files that it follows from
-  report.html    tables and plots in one file that needs no network
+  report.md      the tables, and what each plot shows
   plots/*.png    the plots
 exit codes: 0 done, 1 a method broke the rules of play (one line says which), 2 bad input
 """

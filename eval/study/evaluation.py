@@ -8,6 +8,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,15 +34,14 @@ from ptxflow.eval.study.arguments import PAGE, PARTS, PLOTS, RESULTS
 from ptxflow.eval.study.draws import sharpness
 from ptxflow.eval.study.kernels import roofline, summary
 from ptxflow.eval.study.knowledge import look_up, surrogate_scores, trained_problems
-from ptxflow.eval.study.plots import draw
-from ptxflow.eval.study.report import TRAINING, render
+from ptxflow.eval.study.plots import captions, draw
 from ptxflow.eval.study.results import Distribution, assemble
 from ptxflow.eval.study.runs import SEARCHES, evaluate
 from ptxflow.eval.study.search.plain import Drawn, Ranked
 from ptxflow.eval.study.search.play import Costly, Foul, Method
 from ptxflow.eval.study.search.process import Process
 from ptxflow.eval.study.search.replay import LEAST, Replay, outdated, read_replays
-from ptxflow.eval.study.tables import tables
+from ptxflow.eval.study.tables import NOT_PLAYED, tables
 from ptxflow.gfn.checkpoint import CheckpointError
 from ptxflow.gfn.inference import SHARPNESS, Policy, load_policy, part_log_probs, untrained
 
@@ -348,9 +348,10 @@ def learners(replays: Sequence[Replay], policies: Mapping[str, Policy]) -> "list
 def report(results: dict[str, Any], args: argparse.Namespace) -> None:
     """Write everything that follows from the results, and print the tables that matter most."""
     found = tables(results)
-    plots = draw(results, args.plots or args.out / PLOTS)
-    curves = [p for name in TRAINING for p in sorted((ROOT / "plots").glob(f"*/{name}.png"))]
-    write_whole(args.out / PAGE, render(results, plots, sorted(curves)))
+    plots, shown = draw(results, args.plots or args.out / PLOTS), captions()
+    parts = [f"## {name}\n\n{text}" for name, text in found.items() if text != NOT_PLAYED]
+    parts += [f"![{shown[p.stem]}]({relpath(p, args.out)})\n\n{shown[p.stem]}" for p in plots]
+    write_whole(args.out / PAGE, "\n\n".join(["# Policies beside searches", *parts]) + "\n")
     if args.into:
         write_whole(args.into, renewed(args.into.read_text(encoding="utf-8"), found))
     for name in ("gap-held-out", "gap-trained", "claims"):

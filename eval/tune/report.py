@@ -23,8 +23,6 @@ from ptxflow.env.tasks.definition import Definition
 from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.records import best_baseline
 from ptxflow.eval.bench.roofline import Floors
-from ptxflow.eval.study.html import Plot, Section
-from ptxflow.eval.study.html import page as html_page
 from ptxflow.eval.study.metrics import ends, resamples
 from ptxflow.eval.tune.knowledge import ended
 from ptxflow.eval.tune.loop import Round
@@ -153,7 +151,7 @@ def between(ratios: Sequence[float]) -> str:
 
 
 def page(state: Mapping[str, Any], folder: Path) -> str:
-    """The whole session as one HTML file that needs no network; its plots are written, too."""
+    """The whole session in Markdown; its plots are written, too."""
     from ptxflow.eval.tune import plots  # matplotlib takes a second to load
 
     s = state["settings"]
@@ -164,27 +162,25 @@ def page(state: Mapping[str, Any], folder: Path) -> str:
          r["gaps"]["source"], f"{r['us']:.2f}", r["measured"], r["end"]]
         for r in state["rounds"]
     ]  # fmt: skip
-    shown = plots.draw(state, folder / "plots")
-    command = f"ptxflow tune --definition {s['definition']} --axes {axes} --device {s['device']}"
-    held = {name: [Plot(path, CAPTIONS[name], command)] for name, path in shown.items()}
+    held = {name: f"![{CAPTIONS[name]}]({path.relative_to(folder)})\n\n{CAPTIONS[name]}"
+            for name, path in plots.draw(state, folder / "plots").items()}  # fmt: skip
     said = [summary(state), f"Noise of two measurements: {100 * state['noise']:.1f}%."]
     said += [f"No profile: {state['profiler']}."] if state.get("profiler") else []
     head = ["round", "from", *names, "by", "best us", "kernels", "end"]
     final = list(state["champion"]["strategy"]["choices"].items())
-    sections = [
-        Section("Bottleneck from round to round", "", [markdown(head, migration)],
-                held["migration"]),
-        Section("What the champions' moves are worth", "Each taken back alone from the kernel that "
-                "had become the fastest.",
-                [worth(state["rounds"]) or NO_MOVE]),
-        Section("Time against measurements", "", (), held["progress"]),
-        Section("Roofline", "", (), held["roofline"]),
-        Section("What was tried", "The rest of a strategy is kept from where the round began, or "
-                "drawn.", [tried(state["rounds"])]),
-        Section("The champion", "", [markdown(["decision", "choice"], final, 2)]),
-    ]  # fmt: skip
-    title = f"{s['definition']} {axes} on {s['device']}"
-    return html_page(title, " ".join(said), sections)
+    sections = {
+        "Bottleneck from round to round": f"{markdown(head, migration)}\n\n{held['migration']}",
+        "What the champions' moves are worth": "Each taken back alone from the kernel that had "
+        f"become the fastest.\n\n{worth(state['rounds']) or NO_MOVE}",
+        "Time against measurements": held["progress"],
+        "Roofline": held["roofline"],
+        "What was tried": "The rest of a strategy is kept from where the round began, or drawn."
+        f"\n\n{tried(state['rounds'])}",
+        "The champion": markdown(["decision", "choice"], final, 2),
+    }
+    parts = [f"## {title}\n\n{text}" for title, text in sections.items()]
+    title = f"# {s['definition']} {axes} on {s['device']}"
+    return "\n\n".join([title, " ".join(said), *parts]) + "\n"
 
 
 def delivered(work: tuple[Definition, Path, Mapping[str, Any], CompiledKernel]) -> None:
@@ -202,7 +198,7 @@ def delivered(work: tuple[Definition, Path, Mapping[str, Any], CompiledKernel]) 
     write_whole(where / "kernel.cubin", kernel.cubin)
     write_whole(where / "strategy.json", json.dumps(final["strategy"], indent=1))
     write_whole(where / "solution.json", json.dumps(made))
-    write_whole(folder / "report.html", page(state, folder))
+    write_whole(folder / "report.md", page(state, folder))
 
 
 @reports("report")

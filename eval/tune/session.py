@@ -25,7 +25,7 @@ a workloads file: [{"definition": "gemm_n4096_k4096", "axes": {"M": 1063}}, ...]
 writes into --state, of several workloads into a folder each:
   session.json   the arguments, all rounds, the champion   round-NN/analysis.md  what a round saw
   records.jsonl  every measurement (of all workloads)      champion/     PTX, cubin, Solution
-  profiles.jsonl what ncu counted                          report.html   the whole session, offline
+  profiles.jsonl what ncu counted                          report.md     the whole session
 exit codes: 0 done, 2 bad input, no GPU, or another session's --state, 130 interrupted (goes on)
 """
 

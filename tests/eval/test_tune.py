@@ -342,7 +342,7 @@ def test_the_command_goes_on_and_refuses_what_is_not_its_own(
     learnt = Knowledge(tmp_path / "k.sqlite").entries()
     assert learnt and first["champion"]["us"] <= first["champion"]["start_us"]
     assert (tmp_path / "s" / "champion" / "solution.json").is_file()
-    assert first["champion"]["key"] in (tmp_path / "s" / "report.html").read_text()
+    assert first["champion"]["key"] in (tmp_path / "s" / "report.md").read_text()
 
     assert session.main(arguments) == 0  # the same way, and nothing is learned twice
     assert json.loads((tmp_path / "s" / "session.json").read_text()) == first

@@ -38,6 +38,7 @@ BASELINES: dict[str, dict[str, Maker]] = {
         COPY: common.copy,
         "cublasLt": cublaslt.cublas_lt,
         "triton": common.imported("triton_kernels", "matmul"),
+        "helion": common.imported("helion_kernels", "matmul"),
     },
     "gemm_epilogue": {
         "torch.linear": common.called(common.gemm_epilogue, common.gemm_epilogue_arguments),
