@@ -161,7 +161,7 @@ def test_several_kernels_are_timed_in_the_same_rounds(run: Job, refine: Job) -> 
     stages: list[str] = []
     at_last = wrong_after(3 * (2 + 400) + 2 * 4)  # warm-ups, rounds, 2 x 2 checks of two kernels
     outcomes = refine(at_last, stages.append, 3, seeds=(1, 2))
-    made = ["making torch.mm", "making copy", "making cublasLt", "making triton"]
+    made = [f"making {n}" for n in ("torch.mm", "copy", "cublasLt", "triton", "helion")]
     assert stages == ["inputs", *made, "load", "time"]
     assert [o["status"] for o in outcomes] == ["ok", "ok", "wrong"]
     assert outcomes[2]["detail"].startswith("after timing, seed 1: C:")
