@@ -288,7 +288,8 @@ def test_what_loses_is_what_the_records_say() -> None:
         ]
         assert (len(ratios), sum(r < SLOWER for r in ratios)) == (int(workloads), int(losses)), name
         assert f"{min(ratios):.2f}" == least, name
-    assert len(behind) == 3
+    slower = {find_family(load(name)).name for (name, _), r in found.items() if r < SLOWER}
+    assert {name for name, *_ in behind} == slower
     heavy = read_records(families_table.FOLDER / "measurements" / "h100-deepseek.jsonl.xz")
     decode = [r for (d, _), r in best_ratios(settled(heavy)).items() if "mla_paged_decode" in d]
     assert f"reaches {geometric_mean(decode):.2f} of FlashInfer's fa3" in told
