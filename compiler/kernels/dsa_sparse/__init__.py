@@ -1,7 +1,17 @@
 """Sparse latent attention: every query token sees the rows of a cache that its list names."""
 
 from ptxflow.compiler.device import Device
-from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
+from ptxflow.compiler.family import (
+    Family,
+    Kernels,
+    PartialSums,
+    Problem,
+    Size,
+    Strategy,
+    Trial,
+    Trials,
+    Trip,
+)
 from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.dsa_sparse import cost, decisions
 from ptxflow.compiler.kernels.dsa_sparse.kernel import (
@@ -75,16 +85,20 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """Lists of the problem's own length and heads, full, mixed and empty; then longer ones, whose
-    last CTA has one tile, or that fill a ring more than twice; and so many tokens that rows are
-    others by a divisor of one less, for the second kernel alone."""
+    last CTA has one tile, or that fill a ring more than twice; and for the second kernel alone so
+    many tokens that a warp more or less for each row tells."""
     constants = ("topk", "page_size", "head_dim_ckv", "head_dim_kpe")
     topk = max(p["topk"] + int(s.tile), (2 * int(s.stages) + 1) * int(s.tile))
     pages = -(-max(64, p["topk"]) // p["page_size"])
-    sizes = (
+    k = kernel(p, s, device)
+    rows, span = k.blocks + 1, Lists(k).span
+    sums = PartialSums(span, (p["topk"],) * rows)
+    sizes = [
         Size({"num_tokens": 3, "num_pages": pages}),
         Size({"num_tokens": 3, "num_pages": 2 * pages, "topk": topk}),
-        Size({"num_tokens": 33, "num_pages": pages}, None, (1, 0)),
-    )
+    ]
+    if k.split:
+        sizes.append(Size({"num_tokens": rows, "num_pages": pages}, sums=sums))
     return Trials(({n: p[n] for n in constants},), sizes)
 
 

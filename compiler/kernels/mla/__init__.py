@@ -279,13 +279,13 @@ def _fewer(p: Problem, k: Attend | Hopper) -> list[Size]:
 
 def _later(p: Problem, k: Attend | Hopper, loads: int) -> Size:
     """Behind a tile of queries, queries without keys, and two tiles, of which the last alone sees
-    one: sequences whose tiles are of one part and of two, of two and three, and so on, so that last
-    ones have any place among `loads`: the first tile sees all that its parts can hold, more than
-    one where there are, and the one query behind it a key more."""
+    some: sequences whose tiles are of one part and of two, of two and three, and so on, so that
+    last ones have any place among `loads`: the first tile sees all that its parts can hold, more
+    than one where there are, and the one query behind it a key more."""
     most = max(3, loads + 1)
     tokens = [FEWEST * (n - 1) * k.tile + 1 for n in range(most, max(1, most - loads), -1)]
     behind = ((k.queries + 1, n) for n in tokens)
-    return rows_of(p, (k.queries, FEWEST * k.tile + 1), (3, 0), (2 * k.queries, 1), *behind)
+    return rows_of(p, (k.queries, FEWEST * k.tile + 1), (3, 0), (2 * k.queries, k.queries), *behind)
 
 
 def revise(choices: Mapping[str, Choice]) -> Mapping[str, Choice] | None:

@@ -48,6 +48,7 @@ KEPT, LOADED = 72960, 0x1F000
 #: where draws fall: in which lane's segments, and lower bits, all of which differ in the first two;
 #: 0 is the first of a segment, -1 the last of one, and of KEPT or LOADED, in long rows
 PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (22, KEPT - 1), (19, -1), (0, 99), (18, LOADED - 1)
+TIGHT = 6  # of these: of ROWS, in the row whose filter ends at the last element of a lane's bins
 #: elements that k keeps of FIRST_ROWS' first row, and of the last, of which no part tells: few
 #: enough for a first pass of a part; the least of them, with which bins of all digits begin; and in
 #: which of PLACES draws of these rows fall
@@ -150,7 +151,7 @@ def _top(ties: bool) -> Row:
     """The least ends the filter: one that is not counted, or twice, moves the end. Of the others
     half share its first digit, and half of these its second, or are `ties`."""
     n = np.roll(np.arange(TOP), TOP // 2)
-    more = np.choose(n % 4, [n / 40, n / 40, n * 2.0**-14, n * 2.0**-23 * (not ties)])
+    more = np.choose(n % 4, [n / 40, n / 160, n * 2.0**-14, n * 2.0**-23 * (not ties)])
     return (LEAST_TOP * (1 + more)).astype(np.float32)
 
 
@@ -179,18 +180,25 @@ def _rare(tensors: Tensors, batch: int) -> None:
         values, counts = np.unique(row[row > 0], return_counts=True)
         held = np.sort(values[np.argsort(-counts, kind="stable")[:4]])
         ends, one = rare(batch, i), i % RARE == 2 and turn == 4
-        last = float(held[1 + both]) if ends else -1.0
+        tight = turn == TIGHT and batch == ROWS
+        last = float(held[1 + both - tight]) if ends else -1.0
+        if tight:  # nothing of its bin lies behind what the filter ends at
+            behind = row[place_of(turn, len(row)) + 1 :]
+            behind[behind == last] = 0
         count = _aim(row, last, one, turn, philox(SEED, OFFSET, i))
         units, above, whole = _units(row), row > last, WHOLE
         k = int(above.sum()) + count
-        if both and i:  # k ends at the level below
-            k = int((row >= last).sum()) + int((row == held[1]).sum()) // 2 + 1
+        if both and i:  # k ends at the level below, at all of it where that is the last
+            more = 0 if tight else int((row == held[1]).sum()) // 2 + 1
+            k = int((row >= held[0] if tight else row >= last).sum()) + more
             whole = int(np.sort(units)[-k:].sum())
         if "top_k" in tensors:
             tensors["top_k"][i] = k if i or (ends and not both) else 0
         if "top_p" in tensors:
             goal = int(units[above].sum()) + (2 * count - 1) * round(last * WHOLE) // 2
             tensors["top_p"][i] = (goal + 0.5) / whole if ends else 1
+    if "top_k" not in tensors and 1 < batch < ROWS:  # nothing lies before the greatest
+        tensors["top_p"][0] = 0
 
 
 def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:

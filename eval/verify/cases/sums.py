@@ -1,4 +1,4 @@
-"""The second kernel of decoding alone: made sums of chunks, where the first would have left them.
+"""The second kernel of decoding or of lists alone: made sums of chunks, as the first leaves them.
 
 A workspace has a row for each chunk, in pieces of eight heads by 16 dims as an MMA leaves them:
 lane l has heads 2 (l % 4) and the next, dims l / 4 and 8 above. Those are the layouts of
@@ -24,11 +24,13 @@ def case(problem: Problem, given: PartialSums) -> Case:
     heads, page = problem["num_qo_heads"], problem["page_size"]
     latent = "head_dim_ckv" in dict(problem.axes)
     dim = problem["head_dim_ckv" if latent else "head_dim"]
-    pages = np.array([-(-n // page) for n in given.tokens])
     chunks_of = [-(-n // given.chunk) for n in given.tokens]
-    begins = np.concatenate([[0], np.cumsum(pages)])
-    first = begins[:-1] * page // given.chunk + np.arange(count)
-    rows = int(begins[-1]) * page // given.chunk + count
+    begins = np.concatenate([[0], np.cumsum([-(-n // page) for n in given.tokens])])
+    places = begins * page // given.chunk + np.arange(count + 1)
+    lists = "topk" in dict(problem.axes)
+    if lists:  # all are as long, and nothing lies between
+        places = np.arange(count + 1) * chunks_of[0]
+    first, rows = places[:-1], int(places[-1])
     kind = np.resize(MAXIMA, heads)
     row_max = (kind + rng.uniform(-SPREAD, SPREAD, (rows, heads))).astype(np.float32)
     row_sum = rng.uniform(1, 4, (rows, heads)).astype(np.float32)
@@ -51,9 +53,9 @@ def case(problem: Problem, given: PartialSums) -> Case:
     bounds = {"output": ends(output, error, problem.dtype), "lse": (lse - off, lse + off)}
 
     group = heads // (head_ctas(problem) if latent else problem["num_kv_heads"])
-    tensors: Tensors = {"kv_indptr": begins.astype(np.int32)}
-    if page > 1:
-        last = np.array(given.tokens) - page * np.maximum(pages - 1, 0)
+    tensors: Tensors = {} if lists else {"kv_indptr": begins.astype(np.int32)}
+    if page > 1 and not lists:
+        last = np.array(given.tokens) - page * np.maximum(np.diff(begins) - 1, 0)
         tensors["kv_last_page_len"] = last.astype(np.int32)
     for left in (row_max, row_sum, total):
         left[unwritten] = np.nan
