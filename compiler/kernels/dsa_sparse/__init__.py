@@ -93,12 +93,11 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     k = kernel(p, s, device)
     rows, span = k.blocks + 1, Lists(k).span
     sums = PartialSums(span, (p["topk"],) * rows)
-    sizes = [
+    sizes = (
         Size({"num_tokens": 3, "num_pages": pages}),
         Size({"num_tokens": 3, "num_pages": 2 * pages, "topk": topk}),
-    ]
-    if k.split:
-        sizes.append(Size({"num_tokens": rows, "num_pages": pages}, sums=sums))
+        *([Size({"num_tokens": rows, "num_pages": pages}, sums=sums)] if k.split else []),
+    )
     return Trials(({n: p[n] for n in constants},), sizes)
 
 
