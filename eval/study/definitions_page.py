@@ -25,7 +25,7 @@ from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.training_set import registered, row_of
 from ptxflow.env.tasks.workload import degenerate
-from ptxflow.eval.bench.markdown import markdown, publish
+from ptxflow.eval.bench.markdown import markdown, placed, publish
 from ptxflow.eval.bench.records import Record, RecordError, libraries, read_records
 from ptxflow.eval.bench.report import (
     FULLY_MASKED,
@@ -304,10 +304,14 @@ def arguments() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = arguments().parse_args(argv)
     require_checkout("definitions_page")
+    own = {d.name: f"{MEASURED}-{d.name}" for d in GPUS}
+    if args.into:  # refused before seconds of work
+        text = args.into.read_text(encoding="utf-8")
+        placed(text, dict.fromkeys((SPACES, SCORES, *own.values()), ""))
     summaries = [results.read(path) for path in args.results]
     records = [r for path in args.records for r in read_records(path)]
     found = {d.name: speeds(records, d, families_table.records(d.name.upper())) for d in GPUS}
-    tables = {f"{MEASURED}-{name}": measured(own) for name, own in found.items()}
+    tables = {own[name]: measured(held) for name, held in found.items()}
     publish({SPACES: spaces(summaries), SCORES: means(found), **tables}, args.into)
     if args.plot:
         with style.style():
