@@ -112,9 +112,16 @@ class Blackwell(Weights):
         emit(at.fence_proxy_async(), at.tcgen05_fence_before(), self._arrive(self.weighed))
 
     def _take(self, into: Float32, columns: Storage, stage: Scalar) -> None:
-        """A warp's 16 of every 64 rows, to registers."""
-        load = at.tcgen05_ld(into.slot, slot(columns, stage), WARP << 21, shape="16x256b")
-        emit(at.tcgen05_fence_after(), load, at.tcgen05_wait_ld())
+        """A warp's 16 of every 64 rows, to registers: so many in a load as is a power of two."""
+        emit(at.tcgen05_fence_after())
+        first = 0
+        while rest := into.n - first:
+            n = 1 << rest.bit_length() - 1
+            place = slot(columns, stage, 2 * first, 2 * n)
+            held = into[first : first + n].slot
+            emit(at.tcgen05_ld(held, place, WARP << 21, shape="16x256b"))
+            first += n
+        emit(at.tcgen05_wait_ld())
 
     def _add(self, t: Value) -> None:
         """What a tile's probs and values come to, to the sums."""
