@@ -48,6 +48,7 @@ KEPT, LOADED = 72960, 0x1F000
 #: where draws fall: in which lane's segments, and lower bits, all of which differ in the first two;
 #: 0 is the first of a segment, -1 the last of one, and of KEPT or LOADED, in long rows
 PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (22, KEPT - 1), (19, -1), (0, 99), (18, LOADED - 1)
+ALONE = 4  # of these: of rows that are not crowded, in those of which one tie is kept
 TIGHT = 6  # of these: of ROWS, in the row whose filter ends at the last element of a lane's bins
 #: elements that k keeps of FIRST_ROWS' first row, and of the last, of which no part tells: few
 #: enough for a first pass of a part; the least of them, with which bins of all digits begin; and in
@@ -125,6 +126,10 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int, which: 
     keys = (bits - LEAST) >> RANGE << RANGE | np.array(LEVELS[which])
     held = (keys + LEAST).astype(np.uint32).view(np.float32)
     larger, far = held[-1] * rng.uniform(1.5, 6, vocab), rng.random(vocab) < 1 / FEW
+    often = None
+    if turn == ALONE:  # before the draw many ties that are not kept, and little that is
+        t = place_of(turn, vocab)
+        often, far[max(0, t - vocab // 8) : t] = (0.1, 0.4, 0.4, 0.1), False
     count = 1 + (far & (kind == 0) & (there | dense)).sum()
     top = min(0.2 / count, 2.0**-12 if which == LOW else 2.0**-7)
     larger = np.where(far, top * rng.uniform(0.5, 1, vocab), larger)
@@ -132,7 +137,7 @@ def near(vocab: int, rng: np.random.Generator, crowded: bool, turn: int, which: 
     smaller = rng.uniform(0, most) * (rng.random(vocab) < 0.5)
     first, second = held[1:3].view(np.uint32)
     beside = np.concatenate([NEXT + first, STEPS[None] + second]).astype(np.uint32).view(np.float32)
-    row = np.where(kind == 0, larger, rng.choice(held, vocab))
+    row = np.where(kind == 0, larger, rng.choice(held, vocab, p=often))
     counted = there | dense & (kind != 1)
     turns = np.flatnonzero(counted & (kind > 5))
     row[turns] = beside.ravel()[np.arange(len(turns)) * STRIDE % beside.size]
@@ -179,7 +184,7 @@ def _rare(tensors: Tensors, batch: int) -> None:
         row, turn = tensors["probs"][i], turns(batch, i)[0]
         values, counts = np.unique(row[row > 0], return_counts=True)
         held = np.sort(values[np.argsort(-counts, kind="stable")[:4]])
-        ends, one = rare(batch, i), i % RARE == 2 and turn == 4
+        ends, one = rare(batch, i), i % RARE == 2 and turn == ALONE
         tight = turn == TIGHT and batch == ROWS
         last = float(held[1 + both - tight]) if ends else -1.0
         if tight:  # nothing of its bin lies behind what the filter ends at
@@ -228,7 +233,8 @@ def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
     if _units(row).sum() + more + lacks(more) > 2 * WHOLE - MOST:  # as far as kernels count
         return max(1, int(kept[t]))
     large = (row > 2 * max(last, 0)) & (row < MOST / WHOLE / 4)
-    for side, extra in ((place < t, more), (place > t, lacks(more))):
+    before = place < t - one * len(row) // 8
+    for side, extra in ((before, more), (place > t, lacks(more))):
         which = np.flatnonzero(large & side)
         if len(which) and extra // len(which) < MOST * 3 // 4:
             share = extra // len(which) + (np.arange(len(which)) < extra % len(which))
