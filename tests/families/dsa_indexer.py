@@ -125,17 +125,14 @@ ROW = Row(
                     r"max\.f32 ([^,]*, [^,]*), 0f00000000", r"mov.b32 \1"
                 ),
                 "scales that are left out": (
-                    r"mul\.rn\.f32 %_x, ([^,]*), %scale[^;]*", r"mov.b32 %_x, \1"
+                    r"mul\.rn\.f32 (%t\d+_0, %products_0_\d), [^;]*", r"mov.b32 \1"
                 ),
                 "negative keys as they are": (r"shr\.s32 %_s, ([^,]*), 31", r"mov.b32 %_s, 0"),
                 "tokens past the end": (
-                    r"selp\.b32 %key0, %key0, 0, [^;]*", "mov.b32 %key0, %key0"
+                    r"selp\.b32 (%t4_0, %t4_0), 0, [^;]*", r"mov.b32 \1"
                 ),
                 "the last of equal tokens": (r"not\.b32 %_low, ([^;]*)", r"mov.b32 %_low, \1"),
                 "ranks from the other end": (r"setp\.gt\.u64", "setp.lt.u64"),
-                "digits that do not end": (
-                    r"or\.b64 %_bound, %_bound, %_found", "mov.b64 %_bound, %_found"
-                ),
             }.items()},
         ),
     ),

@@ -159,7 +159,7 @@ ROW = Row(
             "decode", problem(), strategy(), given={"scale": None}, trial=True,
             faults={
                 "the usual scale": ("0f3DB504F3", "0f3DB60000"),
-                "a term of the series": ("0f3EAAAAAB", "0f3EA00000"),
+                "a term of the series": ("0f3EAF1F5E", "0f3EA00000"),
                 "the other half of a row": (re.compile(r"(bfly\S+ \S+ \S+) 4, 31"), r"\1 8, 31"),
                 "the sign of the change": ("0fBF800000", "0f3F800000"),
                 "decay in base 2": (

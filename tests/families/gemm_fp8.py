@@ -80,8 +80,8 @@ ROW = Row(
             problem(64),
             once(tile_m=64, tile_n=64, consumers=1),
             {
-                f"{name} of the next": (f"%fused_{name}0, [%rda+0]", f"%fused_{name}0, [%rda+4]")
-                for name in ("token_scale", "weight_scale")
+                f"{name} of the next": (f"{loaded}, [%rda+0]", f"{loaded}, [%rda+4]")
+                for name, loaded in (("token_scale", "%t4_0"), ("weight_scale", "%t5_0"))
             }
             | {"sums that go on": ("%rd8, 0, 1, 1;", "%rd8, 1, 1, 1;")},
             trial=True,

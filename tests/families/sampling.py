@@ -116,10 +116,6 @@ ROW = Row(
         }),
         _planted("p", P, {
             "an eighth of p": (re.compile(r"0f4F000000;(\n\tcvt\.rzi)"), r"0f4D800000;\1"),
-            "the other side": (
-                re.compile(r"setp\.ge(\.u32 (%p\d+), .*;\n\tselp\.u32 %r\d+, 1, 0, \2;)"),
-                r"setp.lt\1",
-            ),
         }),
         _planted("both", EACH, {
             "the share of the filtered": (
