@@ -117,6 +117,10 @@ def _cases() -> tuple[Case, ...]:
     out += [Case("a CTA sums two sequences", d, s, p, p if d is H200 else None) for d in BOTH]
     p = problem(64, 4096, 16, size=64)
     out += [Case(n, d, s, p, p) for d in BOTH for n, s in WIDE.items()]
+    name = "warps of different heads"
+    for size, d in ((128, H200), (256, B200)):
+        p = problem(64, 4096, 16, size=size, group=11, key_heads=4)
+        out.append(Case(f"{name}, 11 of each, {size} dims", d, WIDE[name], p, None))
     for d, n, page, s in GROUPS:
         for group, other in ((1, 5), (4, 8), (9, 16)):
             p, small = (problem(64, 4096, page, size=64, group=g) for g in (group, other))

@@ -59,6 +59,16 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     return out
 
 
+def _together(k: Span) -> int:
+    """Key heads of a CTA of which it has all heads, so that these lie side by side, or one."""
+    return k.cta_heads if k.side == k.columns else 1
+
+
+def _rows(k: Span) -> int:
+    """Heads side by side that a CTA has."""
+    return (_together(k) - 1) * k.group + min(k.group, 8 * k.side)
+
+
 def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
     """So many tokens behind those that other CTAs take; they are the sequence's only chunk where
     there are no others."""
@@ -66,8 +76,8 @@ def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
     values |= {register.arg.name: 0 for register in k.sequences.search.starts}
     values["which"] = 0 if start else 1  # 0: place 0 is the second of its sequence
     values |= dict.fromkeys(k.every_told_row, 0)
-    units = k.cta_heads * k.side  # rows of the workspace
-    rows = (k.cta_heads - 1) * k.group + min(k.group, 8 * k.side)
+    units = _together(k) * k.side  # rows of the workspace
+    rows = _rows(k)
     written: tuple[tuple[str, int, int], ...] = ()
     if tokens and start:
         written = (("sums", units, k.row_floats), ("stats", units, STATS))
@@ -81,7 +91,7 @@ def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
 def _shared_trip(k: Span, tokens: int) -> Trip:
     """The first sequence, of so many tokens, by the cluster that has its first heads."""
     values = {"batch_size": 1, "ctas": k.parts * k.ctas} | dict.fromkeys(k.every_told_row, 0)
-    rows = (k.cta_heads - 1) * k.group + min(k.group, 8 * k.side)
+    rows = _rows(k)
     written = (("output", rows, k.size), ("lse", rows, 1))
     held = values | held_of(k.page_size, tokens)
     return Trip(f"{tokens} tokens", tuple(held.items()), written, ENTRY)

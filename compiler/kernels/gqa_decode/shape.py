@@ -63,7 +63,6 @@ class Shape:
         self.dtype = PTX_TYPE[problem.dtype]
         self.page_size = problem["page_size"]
         self.row_floats = self.blocks * LANES * QUAD  # of a row of `sums`
-        self.heads_of_unit = min(COLUMNS, self.group)
 
     # -- the workspace -------------------------------------------------------------------------
 
@@ -106,8 +105,13 @@ class Shape:
             moved = sums[2 * half : 2 * half + 2].pack(self.dtype).apply(at.movmatrix)
             at_dim = d * MMA_DIMS + 8 * half
             index = (row + mine) * self.size + at_dim + ((LANE & 3) << 1)
-            place = row + first, at_dim, self.heads_of_unit, 8
+            place = row + first, at_dim, self._heads_of(first), 8
             emit(store_global("output", index, moved.slot, place, inside, element=ELEMENT))
+
+    def _heads_of(self, first: Value) -> int:
+        """Heads of a unit from one on: of a column that is not known, as of the first."""
+        left = self.group - first.arg[0] if first.op is Op.CONST else self.group
+        return min(COLUMNS, left)
 
     def put_lse(self, row: Value, column: Value, row_sum: Float32, row_max: Float32) -> None:
         """log2 of the row sum, plus the maximum: lanes 0 to 3 have two heads each, or the last one
@@ -118,7 +122,7 @@ class Shape:
         for i in range(width):
             head = first + (LANE << 1) + i
             inside = (LANE < 4) & (head < self.group)
-            place = row + first + i, 0, max(1, self.heads_of_unit - 1), 1
+            place = row + first + i, 0, max(1, self._heads_of(first) - 1), 1
             emit(store_global("lse", row + head, lse[i].slot, place, inside))
 
 
