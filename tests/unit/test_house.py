@@ -15,7 +15,7 @@ def test_the_house_is_in_order() -> None:
     assert not house.cycle, " -> ".join(house.cycle)
     assert not house.long
     assert house.readme <= 150 and house.prose <= 124_000
-    assert house.python <= 120_970  # 80,000 once kernels share a tile layer
+    assert house.python <= 121_000  # 80,000 once kernels share a tile layer
 
 
 def test_cycles_are_found() -> None:
