@@ -23,6 +23,11 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[object]], left: int | 
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, marks, *body))
 
 
+def picture(caption: str, path: str) -> str:
+    """An image, and below it what it shows."""
+    return f"![{caption}]({path})\n\n{caption}"
+
+
 def quoted(page: str) -> dict[str, str]:
     """The sections that a page holds, by name."""
     return {match[2]: match[3].strip("\n") for match in SECTION.finditer(page)}

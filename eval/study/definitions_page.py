@@ -306,8 +306,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_checkout("definitions_page")
     own = {d.name: f"{MEASURED}-{d.name}" for d in GPUS}
     if args.into:  # refused before seconds of work
-        text = args.into.read_text(encoding="utf-8")
-        placed(text, dict.fromkeys((SPACES, SCORES, *own.values()), ""))
+        placed(args.into.read_text("utf-8"), dict.fromkeys((SPACES, SCORES, *own.values()), ""))
     summaries = [results.read(path) for path in args.results]
     records = [r for path in args.records for r in read_records(path)]
     found = {d.name: speeds(records, d, families_table.records(d.name.upper())) for d in GPUS}

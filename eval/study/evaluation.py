@@ -27,7 +27,7 @@ from ptxflow.env.space import Space, enumerate_space
 from ptxflow.env.surrogate import SurrogateError
 from ptxflow.env.surrogate_file import read
 from ptxflow.eval.bench.campaign import FAILURES
-from ptxflow.eval.bench.markdown import renewed
+from ptxflow.eval.bench.markdown import picture, renewed
 from ptxflow.eval.bench.records import read_records
 from ptxflow.eval.study.ablation import ablations
 from ptxflow.eval.study.arguments import PAGE, PARTS, PLOTS, RESULTS
@@ -350,7 +350,7 @@ def report(results: dict[str, Any], args: argparse.Namespace) -> None:
     found = tables(results)
     plots, shown = draw(results, args.plots or args.out / PLOTS), captions()
     parts = [f"## {name}\n\n{text}" for name, text in found.items() if text != NOT_PLAYED]
-    parts += [f"![{shown[p.stem]}]({relpath(p, args.out)})\n\n{shown[p.stem]}" for p in plots]
+    parts += [picture(shown[p.stem], relpath(p, args.out)) for p in plots]
     write_whole(args.out / PAGE, "\n\n".join(["# Policies beside searches", *parts]) + "\n")
     if args.into:
         write_whole(args.into, renewed(args.into.read_text(encoding="utf-8"), found))

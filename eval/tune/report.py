@@ -20,7 +20,7 @@ from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.compilation import CompiledKernel
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.definition import Definition
-from ptxflow.eval.bench.markdown import markdown, placed
+from ptxflow.eval.bench.markdown import markdown, picture, placed
 from ptxflow.eval.bench.records import best_baseline
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.study.metrics import ends, resamples
@@ -162,8 +162,8 @@ def page(state: Mapping[str, Any], folder: Path) -> str:
          r["gaps"]["source"], f"{r['us']:.2f}", r["measured"], r["end"]]
         for r in state["rounds"]
     ]  # fmt: skip
-    held = {name: f"![{CAPTIONS[name]}]({path.relative_to(folder)})\n\n{CAPTIONS[name]}"
-            for name, path in plots.draw(state, folder / "plots").items()}  # fmt: skip
+    drawn = plots.draw(state, folder / "plots")
+    held = {n: picture(CAPTIONS[n], str(path.relative_to(folder))) for n, path in drawn.items()}
     said = [summary(state), f"Noise of two measurements: {100 * state['noise']:.1f}%."]
     said += [f"No profile: {state['profiler']}."] if state.get("profiler") else []
     head = ["round", "from", *names, "by", "best us", "kernels", "end"]

@@ -133,7 +133,7 @@ def ended(work: Work, folder: Path, seconds: float | None = None) -> bool:
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        *((name, 3) for name in ("campaign", "cache")),
+        *((name, 3) for name in ("tuning", "campaign", "cache")),
         *(pytest.param(name, 40, marks=pytest.mark.slow)
           for name in ("tuning", "campaign", "cache", "training", "library")),
     ],

@@ -210,7 +210,9 @@ ROW = Row(
                     for d in BOTH for n in PATHS if n not in (_LONG, "wide tiles, long chunks")]
         + [f"{d.arch}: {n}, groups of 1 and 5" for d, n, _, _ in GROUPS
            if "two key heads" not in n] + ["sm_90a: a CTA sums two sequences"]
-        + [f"{d.arch}: {n}" for d in BOTH for n in list(WIDE)[d is B200 :: 2]],
+        + [f"{d.arch}: {n}" for d in BOTH for n in list(WIDE)[d is B200 :: 2]]
+        + ["sm_100a: warpgroups' chunk", "sm_90a: warps of different heads, 11 of each, 128 dims",
+           "sm_100a: warps of different heads, 11 of each, 256 dims"],
         "emulator": [f"sm_90a: {n}, pages of 1" for n in list(PATHS)[:4]]
         + [f"{d.arch}: one tile, groups of 4 and 8" for d in BOTH]
         + ["sm_100a: gathered rows, values later, groups of 4 and 8",

@@ -116,6 +116,7 @@ ROW = Row(
         }),
         _planted("p", P, {
             "an eighth of p": (re.compile(r"0f4F000000;(\n\tcvt\.rzi)"), r"0f4D800000;\1"),
+            "the other side": (re.compile(r"setp\.ge(\.u32 %_k\d+)"), r"setp.lt\1"),
         }),
         _planted("both", EACH, {
             "the share of the filtered": (

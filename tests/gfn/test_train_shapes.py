@@ -145,7 +145,7 @@ def test_a_policy_of_wide_spaces_is_trained_and_judged_on_parts(
     assert {r["family"] for r in rows} == {"gemm"}, "RMSNorm has no wide space"
     assert all(0 < r["distance"] < 1 and r["leaves"] < 3 * 10**5 for r in rows)
     assert of_wide(policy, GEMM) and not of_wide(ANY, GEMM)
-    asked = ["--checkpoint", str(policy), "--space", "wide", "--shapes", "1", "--most", "2000"]
+    asked = ["--checkpoint", str(policy), "--space", "wide", "--shapes", "2", "--most", "2000"]
     assert any_shape.main([*asked, "--out", str(out)]) == 0
     for row in map(json.loads, out.read_text().splitlines()):
         assert 2000 >= row["judged"] < row["leaves"]

@@ -76,8 +76,7 @@ def _chunk_trip(k: Span, tokens: int, start: int) -> Trip:
     values |= {register.arg.name: 0 for register in k.sequences.search.starts}
     values["which"] = 0 if start else 1  # 0: place 0 is the second of its sequence
     values |= dict.fromkeys(k.every_told_row, 0)
-    units = _together(k) * k.side  # rows of the workspace
-    rows = _rows(k)
+    units, rows = _together(k) * k.side, _rows(k)  # of the workspace, and of the outputs
     written: tuple[tuple[str, int, int], ...] = ()
     if tokens and start:
         written = (("sums", units, k.row_floats), ("stats", units, STATS))

@@ -117,7 +117,7 @@ class Shape:
         """log2 of the row sum, plus the maximum: lanes 0 to 3 have two heads each, or the last one
         of the group."""
         first = column * COLUMNS
-        width = min(2, self.group - (first.arg[0] if first.op is Op.CONST else 0))
+        width = min(2, self._heads_of(first))
         lse = log2(row_sum[:width]) + row_max[:width]
         for i in range(width):
             head = first + (LANE << 1) + i

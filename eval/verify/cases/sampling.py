@@ -48,8 +48,9 @@ KEPT, LOADED = 72960, 0x1F000
 #: where draws fall: in which lane's segments, and lower bits, all of which differ in the first two;
 #: 0 is the first of a segment, -1 the last of one, and of KEPT or LOADED, in long rows
 PLACES = (21, 0xAAAAA), (10, 0x55555), (26, 0), (22, KEPT - 1), (19, -1), (0, 99), (18, LOADED - 1)
-ALONE = 4  # of these: of rows that are not crowded, in those of which one tie is kept
-TIGHT = 6  # of these: of ROWS, in the row whose filter ends at the last element of a lane's bins
+#: which of these draws have of rows that are not crowded and keep one element of many that equal
+#: it, and of the row of ROWS whose filter ends at the last element of a lane's bins
+ALONE, TIGHT = 4, 6
 #: elements that k keeps of FIRST_ROWS' first row, and of the last, of which no part tells: few
 #: enough for a first pass of a part; the least of them, with which bins of all digits begin; and in
 #: which of PLACES draws of these rows fall
@@ -154,7 +155,7 @@ def _spread(vocab: int) -> Values:
 
 def _top(ties: bool) -> Row:
     """The least ends the filter: one that is not counted, or twice, moves the end. Of the others
-    half share its first digit, and half of these its second, or are `ties`."""
+    half share its first digit, and half of these its second, or are `ties`; some have the next."""
     n = np.roll(np.arange(TOP), TOP // 2)
     more = np.choose(n % 4, [n / 40, n / 160, n * 2.0**-14, n * 2.0**-23 * (not ties)])
     return (LEAST_TOP * (1 + more)).astype(np.float32)
@@ -233,7 +234,7 @@ def _aim(row: Row, last: float, one: bool, turn: int, uniform: int) -> int:
     if _units(row).sum() + more + lacks(more) > 2 * WHOLE - MOST:  # as far as kernels count
         return max(1, int(kept[t]))
     large = (row > 2 * max(last, 0)) & (row < MOST / WHOLE / 4)
-    before = place < t - one * len(row) // 8
+    before = place < t - one * len(row) // 8  # a lane that is too early by two shows
     for side, extra in ((before, more), (place > t, lacks(more))):
         which = np.flatnonzero(large & side)
         if len(which) and extra // len(which) < MOST * 3 // 4:

@@ -26,10 +26,9 @@ def case(problem: Problem, given: PartialSums) -> Case:
     dim = problem["head_dim_ckv" if latent else "head_dim"]
     chunks_of = [-(-n // given.chunk) for n in given.tokens]
     begins = np.concatenate([[0], np.cumsum([-(-n // page) for n in given.tokens])])
-    places = begins * page // given.chunk + np.arange(count + 1)
-    lists = "topk" in dict(problem.axes)
-    if lists:  # all are as long, and nothing lies between
-        places = np.arange(count + 1) * chunks_of[0]
+    lists = "topk" in dict(problem.axes)  # of which all are as long, and nothing lies between
+    n = np.arange(count + 1)
+    places = n * chunks_of[0] if lists else begins * page // given.chunk + n
     first, rows = places[:-1], int(places[-1])
     kind = np.resize(MAXIMA, heads)
     row_max = (kind + rng.uniform(-SPREAD, SPREAD, (rows, heads))).astype(np.float32)
@@ -53,10 +52,12 @@ def case(problem: Problem, given: PartialSums) -> Case:
     bounds = {"output": ends(output, error, problem.dtype), "lse": (lse - off, lse + off)}
 
     group = heads // (head_ctas(problem) if latent else problem["num_kv_heads"])
-    tensors: Tensors = {} if lists else {"kv_indptr": begins.astype(np.int32)}
-    if page > 1 and not lists:
-        last = np.array(given.tokens) - page * np.maximum(np.diff(begins) - 1, 0)
-        tensors["kv_last_page_len"] = last.astype(np.int32)
+    tensors: Tensors = {}
+    if not lists:
+        tensors["kv_indptr"] = begins.astype(np.int32)
+        if page > 1:
+            last = np.array(given.tokens) - page * np.maximum(np.diff(begins) - 1, 0)
+            tensors["kv_last_page_len"] = last.astype(np.int32)
     for left in (row_max, row_sum, total):
         left[unwritten] = np.nan
     tensors |= _workspace(total, row_max, row_sum, group, latent)
