@@ -92,7 +92,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
 
     sizes = (
         size(1, k.chunk + 9, some, absent=True),
-        size(3, 2 * k.chunk + 3, 7),
+        size(3, 2 * k.chunk + 3, 8),
         size(1, (2 * k.stages + 1) * k.chunk + 1, some),
         *(size(1, tokens, 1) for tokens in range(19, k.chunk, 8)),
     )

@@ -167,12 +167,16 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     held += max(0, 5 * k.page // 8 - held % max(1, k.page))  # more than half of a last page
     many = [(2, 3) if i % 8 == 1 else (0, i % 8 // 7) for i in range(34)]
     many[30], many[33] = (2, max(tile, k.page) - 1), (2, k.least * tile)
-    each = (asked, 0), (3 * asked - 1, tile + asked - 1), (2 * asked, held), (short, full)
+    each = [(asked, 0), (3 * asked - 1, tile + asked - 1), (2 * asked, held), (short, full)]
+    page = max(1, k.page)  # of one and a key the first of several tiles sees a key
+    each += [(2 * asked + 1, tile + 1), (asked + page, page + 1), (max(1, asked - 4), 0)]
     # the first queries see two tiles of the last part that need a mask
     cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - asked // 2
     sizes = (
         size(1, whole, -(-most // ring) * ring + 3, (7,)),
-        rows_of(p, *each, (2 * asked + 1, tile + 1), (asked + 1, 2), (max(1, asked - 4), 0)),
+        rows_of(
+            p, *each, (2 * asked + 1, tile + 1), (asked + page, page + 1), (max(1, asked - 4), 0)
+        ),
         Size(sized(p, 1, 2 * asked, turns * ring + 1), None, (*begun, 7)),
         size(3, 3 * asked + 6, 5),
         rows_of(p, (asked, 0), *many),

@@ -26,8 +26,9 @@ TINY = 2.0**-24  # what scores of six sequences are multiplied by: 1 beside them
 BEYOND = 2.0
 ZEROS = 1 / 16  # of the tokens of a sequence of negative scores
 #: scores of others, and of nearly all that a list has room for, whose low bits are not all 0: no
-#: digit alike, one, or two; behind a first digit of 10 to 12 bits they begin with a 1
-LONELY, CROWD, BEST = 0.5, (1.375, 1.4375 + 5 * 2.0**-23), 1.4375 + 2.0**-20
+#: digit alike, one, or two; behind a first digit of 10 to 12 bits they begin with a 1, and the
+#: second digit of others is below theirs or above
+LONELY, CROWD, BEST = (0.5, 0.984375), (1.375, 1.4375 + 5 * 2.0**-23), 1.4375 + 2.0**-20
 LANE, WARP = 4, 128  # tokens that one loads at a time
 SPARE = 3  # more that share the first digit alone: so few that leaving out some of these shows
 STEPS = (1.0, 1 << 20), (1.5, 7), (1.875, 5)  # scores, of quarters of what is chosen
@@ -117,11 +118,14 @@ def _crowded(
     scales[:], size = CROWD[0], len(keys)
     warps = np.arange((size - 1) // WARP)  # of full ones, but for the last token's
     warps = warps[np.argsort(warps // LANE % 2, kind="stable")][: (size - count) // (WARP - 1)]
-    scales[warps[:, None] * WARP + np.arange(WARP)] = LONELY
+    lonely = rng.choice(LONELY, size)
+    full = warps[:, None] * WARP + np.arange(WARP)
+    scales[full] = lonely[full]
     alone = warps * WARP + 7 * warps % (WARP // LANE) * LANE + warps % LANE
     others = rng.permutation(np.flatnonzero(scales[:-1] == CROWD[0]))
     some = np.sort(np.concatenate([others, alone, [size - 1]])[-count:])
-    scales[others[: max(0, len(others) + len(alone) + 1 - count - SPARE)]] = LONELY
+    rest = others[: max(0, len(others) + len(alone) + 1 - count - SPARE)]
+    scales[rest] = lonely[rest]
     scales[some] = CROWD[1]
     scales[some[: best // 2]] = scales[some[best // 2 - best :]] = BEST
 
