@@ -4,6 +4,8 @@ from ptxflow.compiler.family import PartialSums, Problem, Size
 
 UNLIKE = 120  # tokens behind full pages of a sequence, the last of an MMA's eight rows; or only one
 
+BEHIND = 32  # CTAs of a row that adds up sums
+
 
 def sized(
     p: Problem, sequences: int, queries: int, tokens: int, least: int = 1, spare: int = 2
@@ -35,12 +37,12 @@ def summed(p: Problem, chunk: int, loads: int, warps: int = 1) -> Size:
     time, end in any of `warps`, in its first turn or the second, the first where a chunk of a token
     less would; beside one chunk, and none. Last ones are full, so that a row which nobody writes
     follows, or lack a token; but a page in one, so that the last begins at a chunk's edge, and a
-    token in the last."""
+    token in the last. All are behind as many without a token as a row may have CTAs."""
     page, last = p["page_size"], max(2, loads) - 1
     turns = (*(3 * i % (2 * warps) for i in range(last)), 2 * warps - 1)
     each = ((2 + i + loads * turn) * chunk for i, turn in enumerate(turns))
     short = (n * chunk - 1 for n in range(2, last + 3))
-    lengths = (1, page * (chunk - 2), 0, *each, *short, chunk + page, 2 * chunk + 1)
+    lengths = (*[0] * BEHIND, 1, page * (chunk - 2), 0, *each, *short, chunk + page, 2 * chunk + 1)
     pages = sum(-(-n // page) for n in lengths)
     return Size(sized(p, len(lengths), 0, pages * page), sums=PartialSums(chunk, lengths))
 

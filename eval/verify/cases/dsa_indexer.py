@@ -98,6 +98,7 @@ def _lengths(problem: Problem) -> list[int]:
     kinds = [most - 7, 0, most - page // 2 + 5, most - page, FEW, listed, most // 2 - 2]
     if problem["batch_size"] == 3:
         kinds[1:3] = kinds[2], FEW + 32  # more than a warp has lanes
+        kinds[0] = most - page + 1  # a span's, and one
     return [kinds[b % len(kinds)] for b in range(problem["batch_size"])]
 
 

@@ -86,14 +86,15 @@ def _routing(
     rng: np.random.Generator, tokens: int, local: int, first: int, routing: str
 ) -> tuple[Values, Values]:
     """Logits and a bias that leads tokens to local experts or away from them. Of the first tokens
-    two groups tie for the first place; others have their local experts behind 0 to 5 that are not,
-    where these are around them; the last ones choose from all experts of a lane in turn. Of many
-    local experts each chooses one that all do; few tokens, one of the one before, and a new one."""
+    two groups tie for the first place; others have their local experts, of many the first and the
+    last, or the last ones, behind 0 to 5 that are not, where these are around them; the last ones
+    choose from all experts of a lane in turn. Of many local experts each chooses one that all do;
+    few tokens, one of the one before, and a new one."""
     count = GROUP * GROUPS
     bias = rng.normal(0, 0.1, count)
     mine = [e for e in range(first, first + local) if 0 <= e < count]
     live, many = _live(mine, tokens), CHOSEN < len(mine) <= WORD
-    near = live[:1] + [int(e) for e in rng.permutation(live[1:])[:2]] if many else mine
+    near = [live[0], int(rng.choice(live[1:-1])), live[-1]] if many else mine
     bias[mine] = -4.0
     if routing == ONE:
         bias[mine[-1:]] = 4.0
@@ -123,7 +124,8 @@ def _routing(
         for behind, token in enumerate(numbers[served][ties : ties + ranks]):
             row = drawn[token]
             row += AWAY
-            row[around[0, :behind]] = row[around[1, behind:]] = row[near] = HIGH
+            own = near if behind or not many else live[-len(near) :]
+            row[around[0, :behind]] = row[around[1, behind:]] = row[own] = HIGH
         if routing == SPREAD and ties + ranks + ORDERED < tokens <= MANY:
             drawn[-ORDERED:] = _in_order(plain(rounded), live)
         logits[unclear] = drawn[unclear]
