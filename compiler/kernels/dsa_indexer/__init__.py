@@ -14,6 +14,7 @@ from ptxflow.compiler.launch import Launch
 
 TRIAL_TOPK, TRIAL_SORTED = 64, decisions.MAX_RANKED + 32
 MOST_SWEPT = 1 << 14  # tokens of a sweep's turn that is emulated twice
+MANY = 2 + 32  # sequences, two of which have tokens
 MOST_TURNS = 3  # of an abstract run through a list
 MOST_LEVELS = 7  # of one that sorts: two through shared memory, of which one takes two steps
 Score = blackwell.Kernel | hopper.Kernel
@@ -86,19 +87,21 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
 
 def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     """The problem's own number of tokens to choose: sequences of which all are ranked, of more, and
-    of several spans; of a few tokens, and of as many as are chosen; two, of which one more than
-    the list has room for are alike, some alone in a warp's tokens; a single one that takes two
-    turns of a sweep, or, where these are long, all loads of one."""
+    of several spans; of a few tokens, and of as many as are chosen; two, behind more empty ones
+    than a CTA has warps, of which one more than the list has room for are alike, some alone in a
+    warp's tokens; a single one that takes two turns of a sweep, or, where these are long, all loads
+    of one."""
     page, topk = p["page_size"], p["topk"]
     turn = VECTOR * int(s.loads * s.threads * s.ctas)
     ranked = s.room * topk
     spans = [max(ranked, topk + topk // 2), ranked + topk // 2 + 2 * page, 2 * s.span + 5]
 
     def size(batch: int, tokens: int) -> Size:
-        n, spare = -(-tokens // page), 2 if batch > 2 else s.room
+        n, spare = -(-tokens // page), s.room if batch in (1, MANY) else 2
         return Size({"batch_size": batch, "max_num_pages": n, "num_pages": batch * n + spare})
 
-    sizes = [size(*n) for n in ((6, spans[0]), (2, ranked + 513), (3, max(spans)), (4, spans[1]))]
+    crowd = MANY, ranked + 513
+    sizes = [size(*n) for n in ((6, spans[0]), crowd, (3, max(spans)), (4, spans[1]))]
     swept = turn if turn <= MOST_SWEPT else turn - turn // int(s.loads)
     if swept:
         sizes.append(size(1, max(swept, ranked + topk) + page + 9))

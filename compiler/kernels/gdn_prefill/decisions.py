@@ -33,6 +33,7 @@ HOARD = 1.3  # registers that ptxas takes, at most, over those that it needs
 TERMS = {64: (8, 64), 128: (0, 16), 256: (38, 32)}
 BUFFERS = 2  # of what helpers hand to main warps
 BARRIERS = 48  # bytes of what tcgen05 completes, and of where its memory is
+RING_BARRIERS = 16  # bytes of those of a stage of the second kernel by wgmma
 GATE_BUFFERS = 3  # of gates, which are a chunk further ahead
 
 DECISIONS = (
@@ -164,7 +165,8 @@ def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     rest = np.where(f.kernels == ONE, one, if_two)
     ring, pads = f.stages * f.chunk * 2 * key_pitch(problem), f.stages * f.chunk * 2 * PAD
     by_one_thread = by_tcgen05(f, problem, device)
-    aligned = -(-(rest + BARRIERS * by_one_thread) // TILE_ALIGN) * TILE_ALIGN
+    barriers = np.where(by_one_thread, BARRIERS, RING_BARRIERS * f.stages * (f.kernels == TWO))
+    aligned = -(-(rest + barriers) // TILE_ALIGN) * TILE_ALIGN
     return ring + np.where(by_one_thread | by_wgmma(f), aligned - pads, rest)
 
 

@@ -5,24 +5,29 @@ in X^T K, whose sums are the state itself. S Q^T is on its way while updates are
 outputs are. What tokens of a chunk do to each other is as by mma.sync.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import KernelInfo, Role, loop, role, when
-from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Statement, Value, const, var
+from ptxflow.compiler.ir import Body, KernelInfo, Role, loop, role, slot, smem, when
+from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Statement, Storage, Value, const, var
 from ptxflow.compiler.kernels.gdn_prefill import decisions
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import PIECE, Place, Stream
-from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
+from ptxflow.compiler.kernels.gdn_prefill.decisions import SWIZZLE, UNIT
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Terms
 from ptxflow.compiler.kernels.gdn_prefill.packets import Carry
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gdn_prefill.swizzled import WIDE, Swizzled
-from ptxflow.compiler.lower import finish
-from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, k_major, rows_along_k, wgmma
+from ptxflow.compiler.layout import SmemTile
+from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, Matrix, k_major, rows_along_k, wgmma
+from ptxflow.compiler.tile.rings import Ring
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, emit, traced
+from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced
 
 HANDING = 2  # the named barrier of all warps
 
@@ -98,19 +103,32 @@ class Hopper(Swizzled):
             operands = [self.terms(self._unit(state, step), self.parts) for step in steps]
             emit(at.wgmma_fence())
             for ring, sums in ((self.k, out[0][t]), (self.q, out[1][t])):
-                for step, terms in zip(steps, operands, strict=True):
-                    b = k_major(self.tile, ring, n % self.stages, step * UNIT)
-                    for p, a in enumerate(terms):
-                        emit(wgmma(sums.slot, a.slot, b, int(step + p > 0), self.operand))
-                emit(at.wgmma_commit())
+                self._multiply(sums, steps, operands, partial(self._tokens, ring, n))
             emit(at.wgmma_wait(pending=int((t, first) == rounds[-1])))
         return out
+
+    def _multiply(
+        self, sums: Float32, steps: range, a: list[list[UInt32]], b: Callable[[int], Matrix]
+    ) -> None:
+        """Some steps of a product with the state, as one group."""
+        for step, terms in zip(steps, a, strict=True):
+            for p, term in enumerate(terms):
+                emit(wgmma(sums.slot, term.slot, b(step * UNIT), int(step + p > 0), self.operand))
+        emit(at.wgmma_commit())
+
+    def _tokens(self, ring: Storage, n: Value, k: int) -> Matrix:
+        """A step of a chunk's queries or keys."""
+        return k_major(self.tile, ring, n % self.stages, k)
+
+    def _rows(self, n: Value, unit: int) -> Matrix:
+        """The keys of 16 tokens, as what updates are multiplied by."""
+        return rows_along_k(self.tile, self.k, n % self.stages, unit * UNIT, 0, self.size // WIDE)
 
     def _by_updates(self, n: Value, leaving: Terms) -> None:
         """X^T K, added to the state."""
         emit(at.wgmma_wait(pending=0), at.wgmma_fence())
         for unit in range(self.units):
-            b = rows_along_k(self.tile, self.k, n % self.stages, unit * UNIT, 0, self.size // WIDE)
+            b = self._rows(n, unit)
             for t, state in enumerate(self.state):
                 for a in leaving[t, unit]:
                     emit(wgmma(state.slot, a.slot, b, 1, self.operand))
@@ -129,22 +147,32 @@ class Hopper(Swizzled):
 
     # -- the whole -----------------------------------------------------------------------------
 
+    def hand_over(self, m: Value) -> list[Body]:
+        """A helper's turn."""
+        return [self.ask_ahead(m), traced(self.relate, m), self._hand()]
+
+    def take_over(self, n: Value) -> list[Body]:
+        """A main warp's."""
+        return [self._hand(), traced(self.advance, n)]
+
+    def _hand(self) -> Statement:
+        return at.named_sync(id=HANDING, threads=decisions.WARP * self.warps)
+
     def build(self) -> Statement:
         """The lowered kernel."""
         n, m = var("chunk"), var("ahead")
         main_registers, others = decisions.SPLIT if decisions.splits(self.s.fields()) else (0, 0)
-        hand = at.named_sync(id=HANDING, threads=decisions.WARP * self.warps)
         main = role(
             Role("main", 0, self.mains, regs=main_registers),
             self.load_state(),
-            loop(n, self.chunks, hand, traced(self.advance, n), rolled=True),
+            loop(n, self.chunks, self.take_over(n), rolled=True),
             self.store_state(),
         )
         helpers = role(
             Role("helpers", self.mains, self.helpers, regs=others),
             at.grid_wait() if self.waits else None,
             when(const(0) < self.chunks, traced(self.before)),
-            loop(m, self.chunks, self.ask_ahead(m), traced(self.relate, m), hand, rolled=True),
+            loop(m, self.chunks, self.hand_over(m), rolled=True),
         )
         info = KernelInfo(ENTRY, self.device.arch, self.warps, 1, self.params, self.storage)
         info = replace(info, dependent=self.waits)
@@ -152,4 +180,61 @@ class Hopper(Swizzled):
 
 
 class HopperCarry(Hopper, Carry):
-    """The second of two kernels."""
+    """The second of two kernels. A chunk is handed over by mbarriers, so that warpgroups need not
+    keep step. Its queries lie below its keys: 128 rows of a state multiply both by one wgmma, twice
+    as wide; 64, which alone wait for it, by two, as the second is not needed at once."""
+
+    def __init__(self, problem: Problem, s: Strategy, device: Device):
+        super().__init__(problem, s, device)
+        self.pair = SmemTile(2 * self.chunk, self.size, ELEMENT, SWIZZLE)
+        self.both = smem("tokens", self.pair.bytes, self.stages)
+        self.ring = Ring.of("chunks", self.stages, self.helpers, self.mains)
+
+    @property
+    def storage(self) -> tuple[Storage, ...]:
+        chunks = self.both, self.v, self.packets, self.ring.full, self.ring.empty
+        return (*chunks, *self.bounds, *self.r.storage)
+
+    def _streams(self) -> list[Stream]:
+        *streams, values = super()._streams()
+        both = self.both
+        return [
+            *(replace(s, ring=both, block=2 * s.block + (s.ring is self.q)) for s in streams),
+            values,
+        ]
+
+    def _tokens(self, ring: Storage, n: Value, k: int) -> Matrix:
+        offset = self.tile.block_bytes * (ring is self.q)
+        return k_major(self.pair, self.both, n % self.stages, k, offset, self.chunk)
+
+    def _rows(self, n: Value, unit: int) -> Matrix:
+        blocks = self.size // WIDE
+        return rows_along_k(self.pair, self.both, n % self.stages, unit * UNIT, 0, blocks)
+
+    def _multiply_state(self, n: Value) -> list[list[Float32]]:
+        if self.rows == 4 * UNIT:
+            return super()._multiply_state(n)
+        out, half = [self.r.float32(self.chunk) for _ in self.tiles], self.chunk // 2
+        each = self.steps // self.turns
+        for t, first in product(range(len(out)), range(0, self.steps, each)):
+            steps = range(first, first + each)
+            operands = [self.terms(self._unit(self.state[t], i), self.parts) for i in steps]
+            emit(at.wgmma_fence())
+            whole = partial(k_major, self.pair, self.both, n % self.stages)
+            self._multiply(out[t], steps, operands, whole)
+            emit(at.wgmma_wait(pending=0))
+        return [[sums[:half] for sums in out], [sums[half:] for sums in out]]
+
+    def hand_over(self, m: Value) -> list[Body]:
+        later = m + (self.stages - 2)
+        return [
+            when(later < self.chunks, self.ring.wait_empty(later), self.ask(later)),
+            at.copies_commit(),
+            traced(self.relate, m),
+            at.warp_sync(),
+            single(at.mbar_arrive(slot(self.ring.full, self.ring.stage(m)))),
+        ]
+
+    def take_over(self, n: Value) -> list[Body]:
+        advance = traced(self.advance, n)
+        return [self.ring.wait_full(n), advance, at.warp_sync(), self.ring.release(n)]

@@ -2,11 +2,12 @@
 
 Kernels choose the first of equal tokens, and order them so. Rows of the batch are of four kinds in
 turn: scores of all sizes; the same for a sequence of few tokens or none; negative ones and some
-that are zero, as their keys are; and equal ones. In a single sequence, and each of two, a token
-more than a list has room for, as many times topk as there are spare pages, has a score of the same
-first digits: alone in a warp's tokens, of a lane's each in turn, where there are so many. Of three,
-the first has its best in the last of a lane's bins, which hold all. The last token is one of the
-best; what lies behind it in its page is better, and past that NaN, or the page of another.
+that are zero, as their keys are; and equal ones. In a single sequence, and each of two, behind many
+empty ones or none, a token more than a list has room for, as many times topk as there are spare
+pages, has a score of the same first digits: alone in a warp's tokens, of a lane's each in turn,
+where there are so many. Of three, the first has its best in the last of a lane's bins, which hold
+all. The last token is one of the best; what lies behind it in its page is better, and past that
+NaN, or the page of another.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ ZEROS = 1 / 16  # of the tokens of a sequence of negative scores
 #: digit alike, one, or two; behind a first digit of 10 to 12 bits they begin with a 1, and the
 #: second digit of others is below theirs or above
 LONELY, CROWD, BEST = (0.5, 0.984375), (1.375, 1.4375 + 5 * 2.0**-23), 1.4375 + 2.0**-20
-LANE, WARP = 4, 128  # tokens that one loads at a time
+LANE, WARP, LANES = 4, 128, 32  # tokens that one loads at a time; lanes of a warp
 SPARE = 3  # more that share the first digit alone: so few that leaving out some of these shows
 STEPS = (1.0, 1 << 20), (1.5, 7), (1.875, 5)  # scores, of quarters of what is chosen
 
@@ -56,8 +57,8 @@ def case(problem: Problem, lengths: Sequence[int] | None = None, seed: int = 0) 
     keys[2::4][rng.random(keys[2::4].shape[:2]) < ZEROS] = 0
     scales = rng.choice(SCALES, (batch, width * page)).astype(np.float32)
     scales *= np.float32(TINY if batch == 6 else 1)
-    if batch <= 2 and (count := _crowd(problem)):
-        for b, length in enumerate(lens):
+    if count := _crowd(problem):
+        for b, length in list(enumerate(lens))[-2:]:
             most = problem["topk"] // (1 + (b == batch - 1))  # the last's others go by position
             _crowded(q[b], weights[b], keys[b, :length], scales[b, :length], count, most, rng)
     if batch == 3:
@@ -92,8 +93,8 @@ def _lengths(problem: Problem) -> list[int]:
     three), as long as the list, or half."""
     most = problem["max_num_pages"] * problem["page_size"]
     listed = min(problem["topk"], most)
-    if problem["batch_size"] == 2 and (count := _crowd(problem)):
-        return [count, most]
+    if problem["batch_size"] > 1 and (count := _crowd(problem)):
+        return [*[0] * (problem["batch_size"] - 2), count, most]
     page = problem["page_size"]
     kinds = [most - 7, 0, most - page // 2 + 5, most - page, FEW, listed, most // 2 - 2]
     if problem["batch_size"] == 3:
@@ -103,7 +104,10 @@ def _lengths(problem: Problem) -> list[int]:
 
 
 def _crowd(problem: Problem) -> int:
-    """One more than a list has room for, if a sequence can hold it; or 0."""
+    """One more than a list has room for, if a sequence can hold it, and there are at most two, or
+    many; or 0."""
+    if 2 < problem["batch_size"] <= LANES:
+        return 0
     most = problem["max_num_pages"] * problem["page_size"]
     room = problem["num_pages"] - problem["batch_size"] * problem["max_num_pages"]
     return count if 1 < (count := room * problem["topk"] + 1) <= most else 0
