@@ -13,20 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxflow.env import surrogate
 from ptxflow.env.observations import Observations, digest
 from ptxflow.env.space import decision_digest
-from ptxflow.env.surrogate import (
-    LEAK,
-    Array,
-    Ensemble,
-    Matrix,
-    Probe,
-    Surrogate,
-    forward,
-    matrix,
-    standardise,
-    strategy_features,
-)
+from ptxflow.env.surrogate import Array, Ensemble, Matrix, Probe, Surrogate
 
 PROBED = 8  # workloads whose features a surrogate remembers, and strategies of each
 LEAST_SPREAD = 0.05  # of a feature that hardly varies
@@ -80,14 +70,14 @@ def table(observed: Sequence[Observations], config: FitConfig) -> Table:
         o = item.succeeded
         if not len(o):
             continue
-        columns, modelled = strategy_features(o.family, o.fields(), o.problem, o.device)
+        columns, modelled = surrogate.strategy_features(o.family, o.fields(), o.problem, o.device)
         residual = np.log(o.seconds / modelled)
         rows.append((columns, residual, weights(o.seconds, config), np.full(len(o), number)))
     if not rows:
         raise ValueError("no successful measurement to fit")
     found, *parts = zip(*rows, strict=True)
     names = tuple(dict.fromkeys(name for columns in found for name in columns))
-    x = np.concatenate([matrix(columns, names) for columns in found])
+    x = np.concatenate([surrogate.matrix(columns, names) for columns in found])
     residual, weight, workload = map(np.concatenate, parts)
     weight = weight / weight.mean()
     return Table(names, x, residual.astype(np.float32), weight.astype(np.float32), workload)
@@ -137,8 +127,8 @@ def probes(observed: Sequence[Observations], names: Sequence[str], seed: int) ->
     for i in sorted(rng.permutation(len(observed))[:PROBED]):
         o = observed[i]
         o = o.pick(np.sort(rng.permutation(len(o))[:PROBED]))
-        columns, _ = strategy_features(o.family, o.fields(), o.problem, o.device)
-        out.append(Probe(o.problem, o.codes, matrix(columns, names)))
+        columns, _ = surrogate.strategy_features(o.family, o.fields(), o.problem, o.device)
+        out.append(Probe(o.problem, o.codes, surrogate.matrix(columns, names)))
     return tuple(out)
 
 
@@ -146,7 +136,7 @@ def solve(rows: Table, config: FitConfig, tick: Callable[[], object] = lambda: N
     """The ensemble of prepared rows."""
     spread = rows.x.std(0)
     center, gain = rows.x.mean(0), 1 / np.maximum(spread, LEAST_SPREAD)
-    x = standardise(rows.x, center, gain)
+    x = surrogate.standardise(rows.x, center, gain)
     one = np.hstack([x, np.ones((len(x), 1), np.float32)]).astype(np.float64)
     precision = np.linalg.inv(one.T @ one + config.ridge * np.eye(one.shape[1]))
     leverage = np.einsum("nd,nd->n", one @ precision, one)
@@ -230,7 +220,7 @@ def _levels(
     config: FitConfig,
 ) -> Matrix:  # fmt: skip
     """[E, workloads] what each workload's residuals have in common that the members do not say."""
-    error = weight * (rows.residual - forward(layers, x)[-1][..., 0])
+    error = weight * (rows.residual - surrogate.forward(layers, x)[-1][..., 0])
     out = np.zeros_like(old)
     for member in range(len(out)):
         total = np.bincount(workload, error[member], minlength=out.shape[1])
@@ -241,7 +231,7 @@ def _levels(
 
 def _gradients(layers: Layers, x: Matrix, goal: Matrix, weight: Matrix) -> list[tuple[Any, Any]]:
     """Of the weighted mean squared error of each member."""
-    values = forward(layers, x)
+    values = surrogate.forward(layers, x)
     error = (weight * (values[-1][..., 0] - goal) / len(x))[..., None]
     out = []
     for i in range(len(layers) - 1, -1, -1):
@@ -249,7 +239,7 @@ def _gradients(layers: Layers, x: Matrix, goal: Matrix, weight: Matrix) -> list[
         out.append((given.transpose(0, 2, 1) @ error, error.sum(1, keepdims=True)))
         if i:
             error = (error @ layers[i][0].transpose(0, 2, 1)) * np.where(
-                values[i] > 0, np.float32(1), LEAK
+                values[i] > 0, np.float32(1), surrogate.LEAK
             )
     return out[::-1]
 

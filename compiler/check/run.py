@@ -4,17 +4,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from ptxflow.compiler.check import state
 from ptxflow.compiler.check.arithmetic import MAX
 from ptxflow.compiler.check.program import Agent, Event, Program
-from ptxflow.compiler.check.state import (
-    Barrier,
-    History,
-    Past,
-    Region,
-    Rendezvous,
-    TensorMemory,
-    Unread,
-)
 from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import Op, Statement, Storage
 
@@ -27,11 +19,11 @@ class Run:
     def __init__(self, program: Program, trip: Trip, schedule: str):
         self.program, self.info, self.trip, self.schedule = program, program.info, trip, schedule
         self.events: list[Event] = []
-        self.histories: dict[tuple[Any, ...], History] = {}
+        self.histories: dict[tuple[Any, ...], state.History] = {}
         #: registers of which all that is written must be read
         self.demanded = program.private - program.unread if trip.outputs else frozenset[Storage]()
-        self.barriers: dict[tuple[Any, ...], Barrier] = {}
-        self.rendezvous: dict[tuple[Any, ...], Rendezvous] = {}
+        self.barriers: dict[tuple[Any, ...], state.Barrier] = {}
+        self.rendezvous: dict[tuple[Any, ...], state.Rendezvous] = {}
         self.landing: list[Callable[[], None]] = []
         self.foreign = [0] * self.info.cluster  # events that reach into a CTA
         self.sent = [0] * self.info.cluster  # stores of a CTA into others, on their way
@@ -39,7 +31,7 @@ class Run:
         self.asynchronous = 0  # asynchronous accesses to shared memory
         self.observations = 0  # events of waits that succeeded
         self.grid_waits = 0
-        self.tmem = [TensorMemory() for _ in range(self.info.cluster)]
+        self.tmem = [state.TensorMemory() for _ in range(self.info.cluster)]
         self.free_registers = [0] * self.info.cluster  # a lane, summed over warps
         #: by warp, storage -> number of its state
         self.private = [
@@ -72,20 +64,20 @@ class Run:
         self.events.append(Event(agent, agent.who(), node))
         return 1 << (len(self.events) - 1)
 
-    def event_of(self, what: Past | Unread) -> Event:
+    def event_of(self, what: state.Past | state.Unread) -> Event:
         """What happened, with its own statement: like accesses share an event."""
         return self.events[what.event]._replace(node=what.node)
 
-    def _history(self, key: tuple[Any, ...], name: str) -> History:
+    def _history(self, key: tuple[Any, ...], name: str) -> state.History:
         """The history of one stage of a storage; the key starts with the storage's Op."""
         found = self.histories.get(key)
         if found is None:
-            found = self.histories[key] = History(name, key[0])
+            found = self.histories[key] = state.History(name, key[0])
         return found
 
     def bands(
         self, name: str, first: int, column: int, rows: int, columns: int
-    ) -> list[tuple[History, Region]]:
+    ) -> list[tuple[state.History, state.Region]]:
         """A rectangle of a global tensor, cut into bands of rows to keep histories short."""
         out = []
         for band in range(first // _BAND, -(-(first + rows) // _BAND)):

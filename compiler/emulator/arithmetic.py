@@ -10,13 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ptxflow.compiler.emulator.formats import (
-    Format,
-    add_for_single,
-    add_to_odd,
-    extreme,
-    fused_double,
-)
+from ptxflow.compiler.emulator import formats
+from ptxflow.compiler.emulator.formats import Format
 from ptxflow.compiler.emulator.lanes import Array, Value
 from ptxflow.compiler.emulator.operands import Line, operation
 from ptxflow.compiler.emulator.parse import Register
@@ -90,7 +85,7 @@ def float_binary(line: Line) -> Step:
     """PTX ISA 9.7.3.3 to 9.7.3.5 (f32, f32x2, f64), 9.7.4.1 to 9.7.4.3 (half precision)."""
     what, ftz, bound, kind, x2 = line.match.groups()
     fmt = _format(line, kind, x2, ftz, bound)
-    add: Any = add_to_odd if kind in ("f16", "bf16") else np.add
+    add: Any = formats.add_to_odd if kind in ("f16", "bf16") else np.add
     computes = {"add": add, "sub": lambda a, b: add(a, -b), "mul": np.multiply}
     compute = computes[what]
     step = of_floats(line, fmt, (fmt, fmt), lambda a, b: bounded(compute(a, b), bound))
@@ -102,11 +97,11 @@ def fused(line: Line) -> Step:
     """PTX ISA 9.7.3.6, 9.7.4.4: the product is exact, the sum is rounded once."""
     ftz, bound, kind, x2 = line.match.groups()
     fmt = _format(line, kind, x2, ftz, bound)
-    add = add_for_single if kind == "f32" else add_to_odd
+    add = formats.add_for_single if kind == "f32" else formats.add_to_odd
 
     def compute(a: Array, b: Array, c: Array) -> Array:
         if kind == "f64":
-            return bounded(fused_double(a, b, c), bound)
+            return bounded(formats.fused_double(a, b, c), bound)
         return bounded(add(np.multiply(a, b, dtype=np.float64), c.astype(np.float64)), bound)
 
     return _by_halves(line, fmt, of_floats(line, fmt, (fmt, fmt, fmt), compute))
@@ -120,7 +115,7 @@ def fused_directed(line: Line) -> Step:
 
     def compute(a: Array, b: Array, c: Array) -> Array:
         product, other = a.astype(np.float64) * b, c.astype(np.float64)
-        exact = add_to_odd(product, other)
+        exact = formats.add_to_odd(product, other)
         near = exact.astype(np.float32)
         low, high = (
             np.where(off, np.nextafter(near, np.float32(to)), near)
@@ -147,7 +142,7 @@ def mixed(line: Line) -> Step:
 
     def fused_of(a: Array, b: Array, c: Array) -> Array:
         product = a.astype(np.float64) * b
-        return bounded(add_for_single(product, c.astype(np.float64)), bound)
+        return bounded(formats.add_for_single(product, c.astype(np.float64)), bound)
 
     if what == "fma":
         return of_floats(line, single, (half, half, single), fused_of)
@@ -165,7 +160,7 @@ def float_extreme(line: Line) -> Step:
 
     def compute(x: Array, *others: Array) -> Array:
         for y in others:
-            out = extreme(what == "min", x, y)
+            out = formats.extreme(what == "min", x, y)
             x = np.where(np.isnan(x) | np.isnan(y), np.nan, out) if keeps else out
         return x
 

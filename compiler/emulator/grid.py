@@ -4,19 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from ptxflow.compiler.emulator import memory
 from ptxflow.compiler.emulator.banks import Banks
 from ptxflow.compiler.emulator.barrier import ClusterBarrier, MBarrier, NamedBarrier, RegisterPool
 from ptxflow.compiler.emulator.coverage import Coverage
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array
-from ptxflow.compiler.emulator.memory import (
-    BARRIER,
-    OFFSET_MASK,
-    RANK_SHIFT,
-    UNWRITTEN,
-    Global,
-    Shared,
-)
 from ptxflow.compiler.emulator.parse import Instruction, Module
 from ptxflow.compiler.emulator.race import Access, Races
 from ptxflow.compiler.emulator.signals import Signals
@@ -107,7 +100,7 @@ class Cta(Owner):
             i + side * o for i, side, o in zip(inside, machine.launch.cluster, outside, strict=True)
         )
         self.place, self.index = (x, y, z), x + machine.grid[0] * (y + machine.grid[1] * z)
-        self.shared = Shared(machine.shared_bytes, f"shared memory of CTA {self.index}")
+        self.shared = memory.Shared(machine.shared_bytes, f"shared memory of CTA {self.index}")
         self.barriers: dict[int, MBarrier] = {}
         self.named = [NamedBarrier() for _ in range(16)]
         self.pool = RegisterPool(machine.launch_registers)
@@ -127,15 +120,15 @@ class Cta(Owner):
     def retire(self, bytes_at: Array) -> str | None:
         """Idle mbarriers under bytes that are to be written are gone: a hazard without inval."""
         bytes_at = bytes_at[bytes_at < len(self.shared.state)]  # bounds are checked after this
-        if BARRIER not in self.shared.state[bytes_at].tobytes():
+        if memory.BARRIER not in self.shared.state[bytes_at].tobytes():
             return None
-        touched = {int(b) // 8 * 8 for b in bytes_at[self.shared.state[bytes_at] == BARRIER]}
+        touched = {int(b) // 8 * 8 for b in bytes_at[self.shared.state[bytes_at] == memory.BARRIER]}
         for offset in touched:
             old = self.barriers[offset]
             if old.pending != old.expected or old.tx:
                 raise Fault(f"overwrites {old}")
             del self.barriers[offset]
-            self.shared.state[offset : offset + 8] = UNWRITTEN
+            self.shared.state[offset : offset + 8] = memory.UNWRITTEN
         return f"overwrites the mbarrier at 0x{min(touched):X}, with no mbarrier.inval"
 
     def init_barrier(self, offset: int, count: int, created: Access) -> MBarrier:
@@ -146,7 +139,7 @@ class Cta(Owner):
         where = f"mbarrier 0x{offset:X} of CTA {self.rank}"
         agent = self.machine.races.agent("TMA load")
         self.barriers[offset] = MBarrier(where, count, agent, created)
-        self.shared.state[offset : offset + 8] = BARRIER
+        self.shared.state[offset : offset + 8] = memory.BARRIER
         return self.barriers[offset]
 
 
@@ -169,7 +162,7 @@ class Grid:
 
     def __init__(self, module: Module, launch: Launch, tensors: Mapping[str, Array]):
         self.module, self.launch = module, launch
-        self.memory = Global(tensors)
+        self.memory = memory.Global(tensors)
         self.maps: dict[int, TensorMap] = {}
         self.acquired: dict[tuple[int, int], bytes] = {}  # CTA and address -> a map that was made
         self.constants: dict[int, tuple[int, int]] = {}  # address -> (bytes, value)
@@ -202,8 +195,8 @@ class Grid:
 
     def barrier(self, address: int) -> tuple[Cta, MBarrier]:
         """The mbarrier at a shared::cluster address."""
-        cta = self.peer(address >> RANK_SHIFT)
-        return cta, cta.barrier(address & OFFSET_MASK)
+        cta = self.peer(address >> memory.RANK_SHIFT)
+        return cta, cta.barrier(address & memory.OFFSET_MASK)
 
     def hazard(self, line: int, what: str | None) -> None:
         """Note an ordering hazard; addresses and counts of repeats aside, each once."""

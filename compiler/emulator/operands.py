@@ -12,16 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ptxflow.compiler.emulator import memory
 from ptxflow.compiler.emulator.coverage import BRANCHES, Coverage
 from ptxflow.compiler.emulator.fault import Fault, PtxSyntaxError
 from ptxflow.compiler.emulator.lanes import FULL, LANE_IDS, Value, lanes_in
-from ptxflow.compiler.emulator.memory import (
-    LOCAL_BASE,
-    PARAM_BASE,
-    RANK_SHIFT,
-    RESERVED,
-    parameter_layout,
-)
+from ptxflow.compiler.emulator.memory import parameter_layout
 from ptxflow.compiler.emulator.parse import (
     Address,
     Immediate,
@@ -47,17 +42,17 @@ class Program:
     def __init__(self, module: Module):
         self.module = module
         self.parameters = parameter_layout([(p.name, p.bytes, p.align) for p in module.parameters])
-        self.symbols = {name: PARAM_BASE + at for name, at in self.parameters.items()}
-        at = RESERVED
+        self.symbols = {name: memory.PARAM_BASE + at for name, at in self.parameters.items()}
+        at = memory.RESERVED
         for variable in sorted(module.shared, key=lambda v: v.bytes == 0):
             at = -(-at // variable.align) * variable.align
             self.symbols[variable.name] = at
             at += variable.bytes
-        self.static_shared = at - RESERVED
+        self.static_shared = at - memory.RESERVED
         self.local_bytes = 0
         for variable in module.local:
             at = -(-self.local_bytes // variable.align) * variable.align
-            self.symbols[variable.name] = LOCAL_BASE + at
+            self.symbols[variable.name] = memory.LOCAL_BASE + at
             self.local_bytes = at + variable.bytes
         self.widths = [r.width for r in module.registers]
         self.values: list[Value] = [None] * len(self.widths)  # numbers are held, too
@@ -209,7 +204,7 @@ class Line:
         if at is None:
             raise self.refuse(f"unknown symbol {name!r}")
         if any(v.name == name for v in self.program.module.shared):
-            return lambda w: w.cta.rank << RANK_SHIFT | at
+            return lambda w: w.cta.rank << memory.RANK_SHIFT | at
         return lambda w: at
 
     def address(self, index: int) -> Read:

@@ -8,31 +8,16 @@ from functools import partial
 
 import numpy as np
 
+from ptxflow.compiler.emulator import descriptor, tmem
 from ptxflow.compiler.emulator.barrier import MBarrier
 from ptxflow.compiler.emulator.clocks import Clocks
-from ptxflow.compiler.emulator.descriptor import (
-    STEP,
-    InstructionDescriptor,
-    Tile,
-    instruction_descriptor,
-    operand_tile,
-)
+from ptxflow.compiler.emulator.descriptor import InstructionDescriptor
 from ptxflow.compiler.emulator.fault import Fault
 from ptxflow.compiler.emulator.lanes import Array
 from ptxflow.compiler.emulator.memory import OFFSET_MASK, RANK_SHIFT, READY
 from ptxflow.compiler.emulator.operands import Line, by_lane, operation
 from ptxflow.compiler.emulator.parse import Address
-from ptxflow.compiler.emulator.tmem import (
-    PEER,
-    TMEM_LANES,
-    Issued,
-    Part,
-    Product,
-    TensorMemory,
-    after_uses,
-    tensor_memory,
-    unordered,
-)
+from ptxflow.compiler.emulator.tmem import Part, Product, TensorMemory
 from ptxflow.compiler.emulator.touches import Stream, issue, stream, use_barrier
 from ptxflow.compiler.emulator.values import FORMAT_BYTES, decode
 from ptxflow.compiler.emulator.values import multiply as matrix_product
@@ -45,13 +30,13 @@ def accumulator(shape: InstructionDescriptor, number: int, rank: int, address: i
     m, n = shape.m, shape.n
     if lane and not (m == 64 and number == 1 and lane == 16):
         raise Fault(f"an accumulator of M {m} cannot start at lane {lane}")
-    every = np.arange(TMEM_LANES)
+    every = np.arange(tmem.TMEM_LANES)
     whole, columns = slice(0, n), slice(column, column + n)
     if number == 1:
         rows = np.arange(m)
         lanes = every if m == 128 else 32 * (rows // 16) + rows % 16 + lane
         return [Part(rank, lanes, columns, slice(0, m), whole)]
-    even, half = rank & ~PEER, n // 2
+    even, half = rank & ~tmem.PEER, n // 2
     if m == 256:
         return [
             Part(even + i, every, columns, slice(128 * i, 128 * i + 128), whole) for i in (0, 1)
@@ -81,7 +66,7 @@ def multiply(line: Line) -> Step:
     idesc, enable = line.read(3, 32), line.read(5 if masks else 4, 1)
 
     def run(w: Warp) -> None:
-        unordered(w, line.ins.line)
+        tmem.unordered(w, line.ins.line)
         if any(np.any(w.regs[slot]) for slot in masks):
             raise Fault("lanes of D that are left out are not modelled")
         for lane, (d, da, db, code, accumulate) in by_lane(
@@ -97,21 +82,21 @@ def _issue(
     accumulate: bool, in_memory: bool,
 ) -> None:  # fmt: skip
     rank = w.cta.rank
-    tensor_memory(w, number)
+    tmem.tensor_memory(w, number)
     if number == 2 and rank & 1:
         raise Fault("the odd CTA of a pair issues a product: only even ones do")
-    shape = instruction_descriptor(code, number, line.match[2])
+    shape = descriptor.instruction_descriptor(code, number, line.match[2])
     if shape.d == "f16" or shape.negate_a or shape.negate_b:
         raise Fault("D in F16 and negated operands are not modelled")
-    ranks = (rank,) if number == 1 else (rank, rank ^ PEER)
-    tile_b = operand_tile(
+    ranks = (rank,) if number == 1 else (rank, rank ^ tmem.PEER)
+    tile_b = descriptor.operand_tile(
         descriptors[1], line.target, shape.n // number, shape.b_mn_major, FORMAT_BYTES[shape.b]
     )
     tiles, tile_a, cells = [tile_b], None, None
     if in_memory:
         cells = _cells_of_a(w, shape, number, ranks, descriptors[0], line.ins.line)
     else:
-        tile_a = operand_tile(
+        tile_a = descriptor.operand_tile(
             descriptors[0], line.target, shape.m // number, shape.a_mn_major, FORMAT_BYTES[shape.a]
         )
         tiles.append(tile_a)
@@ -126,12 +111,12 @@ def _issue(
         cells,
     )
     _reserve(w, stream(w, "tcgen05", lane), new, tiles)
-    issued = w.unit(Issued)
+    issued = w.unit(tmem.Issued)
     issued.products.setdefault(lane, []).append(new)
     issued.behind[lane] = w.actor.copy()
 
 
-def _reserve(w: Warp, by: Stream, new: Product, tiles: list[Tile]) -> None:
+def _reserve(w: Warp, by: Stream, new: Product, tiles: list[descriptor.Tile]) -> None:
     """Operands are being read and accumulators written, from now until the product has run."""
     machine = w.cta.machine
     for r in new.b:
@@ -155,7 +140,7 @@ def _reserve(w: Warp, by: Stream, new: Product, tiles: list[Tile]) -> None:
                     f"overwrites A of the mma of line {other.line}, which may still read it: "
                     "nothing orders products with different accumulators",
                 )
-        after_uses(w, memory, columns.start, columns.stop, new.line)
+        tmem.after_uses(w, memory, columns.start, columns.stop, new.line)
         memory.products.append(new)
 
 
@@ -174,8 +159,8 @@ def _cells_of_a(
     lanes = accumulator(shape, 1, ranks[0], address)[0].lanes if number == 1 else np.arange(128)
     for rank in ranks:
         memory = w.cta.machine.ctas[rank].unit(TensorMemory)
-        _operand_ready(w, memory, slice(first, first + STEP // 4), line)
-    return lanes, slice(first, first + STEP // 4)
+        _operand_ready(w, memory, slice(first, first + descriptor.STEP // 4), line)
+    return lanes, slice(first, first + descriptor.STEP // 4)
 
 
 def _operand_ready(w: Warp, memory: TensorMemory, columns: slice, line: int) -> None:
@@ -183,7 +168,7 @@ def _operand_ready(w: Warp, memory: TensorMemory, columns: slice, line: int) -> 
     for s in memory.stores:
         if int(s.columns.min()) < columns.stop and columns.start <= int(s.columns.max()):
             raise Fault(f"reads what the st of line {s.line} still writes (no wait::st)")
-    after_uses(w, memory, columns.start, columns.stop, line, writes=False)
+    tmem.after_uses(w, memory, columns.start, columns.stop, line, writes=False)
 
 
 def _from_memory(memory: TensorMemory, p: Product) -> Array:
@@ -244,14 +229,14 @@ def commit(line: Line) -> Step:
 
     def run(w: Warp) -> None:
         machine = w.cta.machine
-        tensor_memory(w, number)
+        tmem.tensor_memory(w, number)
         for lane, (at, targets) in by_lane(w, address(w), mask(w)):
             home = at >> RANK_SHIFT
             ranks = [i for i in range(16) if targets >> i & 1] if multicast else [home]
             if not ranks:
                 raise Fault("multicast to no CTA")
             signals = [machine.peer(r).barrier(at & OFFSET_MASK) for r in ranks]
-            issued = w.unit(Issued)
+            issued = w.unit(tmem.Issued)
             message = machine.races.completions(issued.behind.get(lane, Clocks()))
             by = stream(w, "tcgen05", lane)
             message.completed(by.agent, by.clock)

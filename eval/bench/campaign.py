@@ -47,6 +47,7 @@ from ptxflow.env.tasks.arguments import (
 from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.workload import workloads as workload_rows
+from ptxflow.eval.bench import schedule
 from ptxflow.eval.bench.candidates import (
     Origin,
     Settings,
@@ -57,14 +58,7 @@ from ptxflow.eval.bench.candidates import (
 )
 from ptxflow.eval.bench.records import Record, RecordFile, read_records
 from ptxflow.eval.bench.report import bench_table, settled, totals
-from ptxflow.eval.bench.schedule import (
-    Compiler,
-    Measured,
-    ProcessCompiler,
-    Schedule,
-    Task,
-    make_task,
-)
+from ptxflow.eval.bench.schedule import Compiler, ProcessCompiler, Schedule, Task, make_task
 from ptxflow.eval.bench.worker import Worker, WorkerError
 
 FAILURES = (BadInput, RuntimeUnavailable, WorkerError, ptxas.ToolMissing, BrokenProcessPool)
@@ -248,7 +242,7 @@ class Log:
         self.failures = 0
         self.bar = tqdm(total=total, desc="measure", unit="kernel", smoothing=0.05)
 
-    def __call__(self, m: Measured) -> None:
+    def __call__(self, m: schedule.Measured) -> None:
         record = make_record(m.candidate, m.result, m.gpu, self.origin, m.kernel, m.timing_pass)
         self.records.append(record)
         self.bar.update(m.timing_pass == "screen")

@@ -41,15 +41,8 @@ from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.spaces import cores
 from ptxflow.env.tasks.training_set import registered
 from ptxflow.env.tasks.workload import workloads
-from ptxflow.eval.sample.selection import (
-    BOTH,
-    POLICY,
-    REWARD,
-    choose,
-    far_from_training,
-    listed_best,
-    reward_within,
-)
+from ptxflow.eval.sample import selection
+from ptxflow.eval.sample.selection import BOTH, POLICY, REWARD, choose
 from ptxflow.gfn import inference
 from ptxflow.gfn.checkpoint import read
 from ptxflow.gfn.inference import SHARPNESS, Policy, Pool, load_policy, score, undrawn, with_found
@@ -89,7 +82,7 @@ def usual_checkpoint(
 
     def far(path: Path) -> list[bool]:
         about = read(path).config
-        return [bool(far_from_training(about, definition, bound)) for bound in axes]
+        return [bool(selection.far_from_training(about, definition, bound)) for bound in axes]
 
     own = default_checkpoint(device)
     return ANY if all(far(own)) and not any(far(ANY)) else own
@@ -127,10 +120,10 @@ def scored(
         return pool, 0, None
     most, part = max(k, inference.POOL), space.plain
     drawn = score(policy, part, most, seed, sharpness, tau) if draws else None
-    reward = reward_within(policy.about if draws else {}, space)[0]
+    reward = selection.reward_within(policy.about if draws else {}, space)[0]
     codes, tflops = USUAL.run(part, lambda found: reward.tflops(part, found), seed)
     found, _ = apart(codes, tflops)
-    sure = listed_best(part, reward, k, seed)
+    sure = selection.listed_best(part, reward, k, seed)
     every = found[:most] if sure is None else np.concatenate([sure, found[:most]])
     return with_found(drawn, policy, part, every, tau), len(codes), sure
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Results = Mapping[str, Any]
-Array = np.ndarray[Any, Any]
 HIDDEN = ("exhaustive", "untrained policy")  # far above all others
 OURS = ("policy", "policy + feedback", "policy top-k")
 FLOOR = "uniform random"  # what every method is held against

@@ -25,16 +25,10 @@ from ptxflow.env.tasks.definition import Definition, load, names
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.training_set import registered, row_of
 from ptxflow.env.tasks.workload import degenerate
+from ptxflow.eval.bench import report
 from ptxflow.eval.bench.markdown import markdown, placed, publish
 from ptxflow.eval.bench.records import Record, RecordError, libraries, read_records
-from ptxflow.eval.bench.report import (
-    FULLY_MASKED,
-    Place,
-    best_ratios,
-    best_records,
-    settled,
-    shares_of_copy,
-)
+from ptxflow.eval.bench.report import FULLY_MASKED, Place, settled
 from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.work import counted, timed_on
 from ptxflow.eval.study import families_table, style
@@ -168,7 +162,7 @@ def speeds(
     for name, places in groups.items():
         tried = [r for p in places for r in (*every.get(p, ()), *latest.get(p, ()))]
         group = [r for p in places for r in (latest.get(p) or every[p])]
-        best = best_records(group)
+        best = report.best_records(group)
         floors = {
             (n, axes): Floors.of(counted(load(n), dict(axes), timed_on(own[0])), device)
             for (n, axes), own in best.items()
@@ -178,9 +172,9 @@ def speeds(
         out[name] = Speed(
             kernels=len(tried),
             right=sum(r.status == "ok" for r in tried),
-            ratios=tuple(best_ratios(group).values()),
+            ratios=tuple(report.best_ratios(group).values()),
             shares=tuple(floors[place].share(us) for place, us in least.items()),
-            copied=tuple(shares_of_copy(group).values()),
+            copied=tuple(report.shares_of_copy(group).values()),
             scores=tuple(scored(best, floors)),
         )
     return out

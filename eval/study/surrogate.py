@@ -24,42 +24,32 @@ from ptxflow.env.surrogate import Surrogate
 from ptxflow.env.surrogate_file import write
 from ptxflow.env.surrogate_fit import FitConfig, fit
 from ptxflow.env.tasks.arguments import natural_int, positive_int
-from ptxflow.eval.study.ranking import (
-    add_arguments,
-    choose_folds,
-    cross_fit,
-    kappa_table,
-    means,
-    one_family,
-    read_held,
-    rows_of,
-    successes,
-    text,
-)
+from ptxflow.eval.study import ranking
+from ptxflow.eval.study.ranking import cross_fit
 
 
 def judge(observed: Sequence[Any], args: argparse.Namespace, config: FitConfig) -> dict[str, Any]:
     """Print how surrogates rank workloads that they were not fitted on; the means."""
-    every = successes(observed, 1)
+    every = ranking.successes(observed, 1)
     judged = [i for i, o in enumerate(every) if len(o) >= args.least]
     if len(judged) < 2:
         raise BadInput(
             f"judging needs two workloads with {args.least} strategies that succeeded: lower "
             f"--least, or give --no-judge"
         )
-    folds = choose_folds([every[i] for i in judged], args.hold_out, args.folds)
+    folds = ranking.choose_folds([every[i] for i in judged], args.hold_out, args.folds)
     predictions = cross_fit(every, [[judged[i] for i in f] for f in folds], config, args.jobs)
-    rows = rows_of(every, predictions, config.kappa)
-    print(f"{len(rows)} workloads, each ranked by a fit without it\n{text(rows)}\n")
+    rows = ranking.rows_of(every, predictions, config.kappa)
+    print(f"{len(rows)} workloads, each ranked by a fit without it\n{ranking.text(rows)}\n")
     print("kappa  Spearman   top 1   top 8")
-    for kappa, q in kappa_table(every, predictions):
+    for kappa, q in ranking.kappa_table(every, predictions):
         print(f"{kappa:5}  {q.spearman:8.3f}  {q.top1:6.2%}  {q.top8:6.2%}")
-    return means(rows)
+    return ranking.means(rows)
 
 
 def run(args: argparse.Namespace) -> int:
-    some = [o for o in read_held(args) if o.problem.definition not in args.without]
-    fit_family(one_family(some, args.family), args)
+    some = [o for o in ranking.read_held(args) if o.problem.definition not in args.without]
+    fit_family(ranking.one_family(some, args.family), args)
     return 0
 
 
@@ -83,7 +73,7 @@ def fit_family(observed: Sequence[Observations], args: argparse.Namespace) -> di
 @reports("fit-surrogate")
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog="ptxflow fit-surrogate", description=__doc__)
-    add_arguments(parser)
+    ranking.add_arguments(parser)
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="the surrogate, as safetensors")
     add("--without", nargs="+", default=[], metavar="DEFINITION",

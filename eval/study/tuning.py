@@ -16,14 +16,7 @@ from ptxflow.env.observations import Observations
 from ptxflow.env.space import Space
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.training_set import registered
-from ptxflow.eval.study.metrics import (
-    Sheet,
-    interval,
-    measured_target,
-    normalised,
-    plain,
-    total_variation,
-)
+from ptxflow.eval.study import metrics
 from ptxflow.eval.study.runs import AT, Posted, Runs, evaluate
 from ptxflow.eval.study.search.play import Method, Search
 from ptxflow.eval.study.search.replay import Replay
@@ -180,9 +173,9 @@ def curve(
     """Of one method, for each of AT: the geometric mean over the workloads of what is lost, its
     median over seeds and the ends of its interval, None beyond what the runs measured. `first` is
     the loss before any measurement."""
-    before = plain(float(np.exp(np.mean([np.log1p(first[r.workload]) for r in runs])) - 1))
-    gap = interval(Sheet.of(runs, replays, seeds).gap())
-    reached = ([plain(v[n - 1]) if n <= len(v) else None for v in gap] for n in AT[1:])
+    before = metrics.plain(float(np.exp(np.mean([np.log1p(first[r.workload]) for r in runs])) - 1))
+    gap = metrics.interval(metrics.Sheet.of(runs, replays, seeds).gap())
+    reached = ([metrics.plain(v[n - 1]) if n <= len(v) else None for v in gap] for n in AT[1:])
     return [[before] * 3, *reached]
 
 
@@ -205,11 +198,11 @@ def standing(stages: Sequence[Stage], replays: Mapping[str, Replay]) -> dict[str
         own = [s for s in stages if s.measurements == n]
         far, lost = [], []
         for stage in own:
-            replay, logs = replays[stage.workload], normalised(stage.logs)
-            far.append(total_variation(logs, measured_target(replay)))
+            replay, logs = replays[stage.workload], metrics.normalised(stage.logs)
+            far.append(metrics.total_variation(logs, metrics.measured_target(replay)))
             times = np.minimum(replay.times, replay.slowest) / replay.optimum
             lost.append(float(np.exp(logs) @ np.log(times)))
         if own:
-            drawn = plain(float(np.exp(np.mean(lost)) - 1))
-            out[str(n)] = {"tv": plain(float(np.mean(far))), "draw": drawn}
+            drawn = metrics.plain(float(np.exp(np.mean(lost)) - 1))
+            out[str(n)] = {"tv": metrics.plain(float(np.mean(far))), "draw": drawn}
     return out

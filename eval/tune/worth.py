@@ -36,15 +36,8 @@ from ptxflow.eval.study.search.plain import Drawn
 from ptxflow.eval.study.search.play import Method, play
 from ptxflow.eval.study.search.process import Process
 from ptxflow.eval.study.search.replay import Replay, measured_part, read_replays
-from ptxflow.eval.tune.champions import (
-    Champion,
-    axes_of,
-    definition_of,
-    floors_of,
-    legal,
-    nearest,
-    observed,
-)
+from ptxflow.eval.tune import champions
+from ptxflow.eval.tune.champions import Champion, definition_of
 from ptxflow.eval.tune.gaps import NEAR_PEAK
 from ptxflow.eval.tune.knowledge import committed
 from ptxflow.eval.tune.method import STARTS, Tuner, tuners
@@ -88,7 +81,7 @@ def best_so_far(method: Method, field: Field, seed: int) -> Array:
 def known_of(field: Field, rows: Sequence[Champion]) -> dict[str, list[Strategy]]:
     """Strategies to begin with, by what is known."""
     space, problem = field.replay.space, field.replay.space.problem
-    here = problem.definition, axes_of(problem)
+    here = problem.definition, champions.axes_of(problem)
     own = [r for r in rows if r.device == space.device.name]
     abroad = [r for r in rows if r.device != space.device.name]
     found = {
@@ -97,8 +90,8 @@ def known_of(field: Field, rows: Sequence[Champion]) -> dict[str, list[Strategy]
         FROM: [r for r in abroad if r.definition != problem.definition],
         ABROAD: abroad,
     }
-    chosen = {name: nearest(space, of, STARTS // 2) for name, of in found.items()}
-    return {name: [legal(space, r.choices) for r in of] for name, of in chosen.items()}
+    chosen = {name: champions.nearest(space, of, STARTS // 2) for name, of in found.items()}
+    return {name: [champions.legal(space, r.choices) for r in of] for name, of in chosen.items()}
 
 
 def methods_on(field: Field) -> dict[str, Method]:
@@ -186,9 +179,9 @@ def near_peak(device: str) -> list[list[str]]:
     time: sessions that begin at STARTS recorded kernels, drawn SESSIONS times, of which the best is
     at NEAR_PEAK, so that they end; and by how much the best recorded kernel is faster."""
     found: dict[str, list[list[float]]] = {device: [], f"{device}, no record beats a floor": []}
-    for one in observed(sorted(MEASUREMENTS.glob(f"{device}-*.xz"))):
+    for one in champions.observed(sorted(MEASUREMENTS.glob(f"{device}-*.xz"))):
         us, rng = 1e6 * one.seconds, np.random.default_rng(0)
-        attainable = floors_of(one.problem, one.device).attainable
+        attainable = champions.floors_of(one.problem, one.device).attainable
         bests = [us[rng.permutation(len(us))[:STARTS]].min() for _ in range(SESSIONS)]
         gains = [float(b / us.min() - 1) for b in bests if b * NEAR_PEAK <= attainable]
         if gains:

@@ -21,15 +21,8 @@ from ptxflow import __version__
 from ptxflow.command import BadInput, Parser, reports
 from ptxflow.compiler.files import write_whole
 from ptxflow.env.tasks.arguments import positive_int
-from ptxflow.eval.verify.foreign import (
-    LIMIT,
-    MOST_TEXT,
-    RULES,
-    Finding,
-    Verdict,
-    check,
-    read_kernel,
-)
+from ptxflow.eval.verify import foreign
+from ptxflow.eval.verify.foreign import Finding, Verdict
 from ptxflow.eval.verify.launch_file import read, template
 
 SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -90,7 +83,7 @@ def as_sarif(verdict: Verdict, path: str) -> str:
     def result(f: Finding) -> dict[str, Any]:
         return {
             "ruleId": f.rule.id,
-            "ruleIndex": RULES.index(f.rule),
+            "ruleIndex": foreign.RULES.index(f.rule),
             "level": f.rule.level,
             "message": {"text": f.message},
             "locations": [place(f.line)],
@@ -98,7 +91,7 @@ def as_sarif(verdict: Verdict, path: str) -> str:
             "properties": {"schedules": f.schedules},
         }
 
-    rules = [{"id": r.id, "help": {"text": r.fix}} for r in RULES]
+    rules = [{"id": r.id, "help": {"text": r.fix}} for r in foreign.RULES]
     notes = [{"level": "error", "message": {"text": verdict.stopped}}] if verdict.stopped else []
     run = {
         "tool": {
@@ -123,8 +116,8 @@ FORMATS: dict[str, Callable[[Verdict, str], str]] = {
 def read_text(path: Path) -> str:
     """A PTX file; BadInput where it is too large or no text."""
     size = path.stat().st_size
-    if size > MOST_TEXT:
-        raise BadInput(f"{path}: {size} bytes exceed {MOST_TEXT}")
+    if size > foreign.MOST_TEXT:
+        raise BadInput(f"{path}: {size} bytes exceed {foreign.MOST_TEXT}")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -139,8 +132,8 @@ def parser() -> Parser:
     out.add_argument("--entry", default="", help="for the template: one of several kernels")
     out.add_argument("--schedules", type=positive_int, default=4, metavar="N",
                      help="adversarial schedules (default 4)")  # fmt: skip
-    out.add_argument("--limit", type=positive_int, default=LIMIT, metavar="N",
-                     help=f"instructions of a schedule (default {LIMIT})")  # fmt: skip
+    out.add_argument("--limit", type=positive_int, default=foreign.LIMIT, metavar="N",
+                     help=f"instructions of a schedule (default {foreign.LIMIT})")  # fmt: skip
     out.add_argument("--format", choices=FORMATS, default="text")
     out.add_argument("--out", type=Path, metavar="FILE", help="write there, not to stdout")
     return out
@@ -151,12 +144,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     text = read_text(args.ptx)
     if args.launch_template:
-        print(json.dumps(template(read_kernel(text, args.entry)), indent=1))
+        print(json.dumps(template(foreign.read_kernel(text, args.entry)), indent=1))
         return 0
     if args.launch is None:
         raise BadInput("--launch is needed; --launch-template prints one")
     try:
-        verdict = check(text, read(args.launch), args.schedules, args.limit)
+        verdict = foreign.check(text, read(args.launch), args.schedules, args.limit)
     except BadInput as error:
         named = str(error).startswith(str(args.launch))
         raise BadInput(str(error) if named else f"{args.ptx}: {error}") from None

@@ -20,15 +20,8 @@ from ptxflow.compiler.family import Family, Problem
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
 from ptxflow.env.relation import relate
 from ptxflow.env.space import EmptySpace, StrategySpace, enumerate_space
-from ptxflow.env.tasks.arguments import (
-    UsageError,
-    find_problem,
-    find_space,
-    natural_int,
-    parse_axes,
-    positive_int,
-    product,
-)
+from ptxflow.env.tasks import arguments
+from ptxflow.env.tasks.arguments import UsageError, positive_int
 from ptxflow.env.tasks.definition import Axis, Definition, Tensor, load, names, own_names
 from ptxflow.env.tasks.sequences import axes_of
 from ptxflow.env.tasks.shapes import FOLLOWING, following, taken
@@ -71,11 +64,11 @@ def draw(
     if unknown := set(axes).difference(*(d.axes for d in loaded)):
         raise UsageError(f"no definition has an axis {', '.join(sorted(unknown))}")
     own = [(d, {axis: axes[axis] for axis in axes if axis in d.axes}) for d in loaded]
-    workloads = [(d, bound) for d, values in own for bound in product(values)]
+    workloads = [(d, bound) for d, values in own for bound in arguments.product(values)]
     rng = np.random.default_rng(seed)
     jobs: list[Job] = []
     for i, (definition, bound) in enumerate(workloads):
-        space, problem = _space(*find_problem(definition, bound), device, wide)
+        space, problem = _space(*arguments.find_problem(definition, bound), device, wide)
         count = samples // len(workloads) + (i < samples % len(workloads))
         jobs += [(problem, space.strategy(int(c))) for c in space.sample_uniform(count, rng)]
     return jobs
@@ -87,7 +80,7 @@ def _space(
     """The valid strategies of a problem, in the wide space or the listed one; and the problem."""
     if wide:
         return relate(family.wide, problem, device), problem
-    return find_space(family, problem, device), problem
+    return arguments.find_space(family, problem, device), problem
 
 
 def draw_families(
@@ -104,7 +97,7 @@ def draw_families(
         count = min(samples, len(offered[name]))
         for i in range(count):
             definition, axes = offered[name][(2 * i + 1) * len(offered[name]) // (2 * count)]
-            space, problem = _space(*find_problem(definition, axes), device, wide)
+            space, problem = _space(*arguments.find_problem(definition, axes), device, wide)
             share = samples // count + (i < samples % count)
             jobs += [(problem, space.strategy(int(c))) for c in space.sample_uniform(share, rng)]
     return jobs
@@ -165,7 +158,7 @@ def random_problem(definition: Definition, rng: np.random.Generator) -> tuple[Fa
             if taken(free, tried):
                 axes = tried
                 break
-    return find_problem(free, axes)
+    return arguments.find_problem(free, axes)
 
 
 def _of_dtype(definition: Definition, dtype: str) -> Definition:
@@ -196,7 +189,7 @@ def add_arguments(parser: argparse.ArgumentParser, where: str = "workloads of it
     add("--axes", nargs="+", default=[], metavar="M=1,17", help="values of their variable axes")
     add("--space", choices=["listed", "wide"], default="listed",
         help="which decisions strategies are drawn by (default: listed)")  # fmt: skip
-    add("--seed", type=natural_int, default=0, help="of the draws (default: 0)")
+    add("--seed", type=arguments.natural_int, default=0, help="of the draws (default: 0)")
     add("--jobs", type=positive_int, default=os.cpu_count() or 1,
         help="processes (default: one per core)")  # fmt: skip
 
@@ -205,7 +198,7 @@ def drawn(args: argparse.Namespace, device: Device, samples: int) -> list[Job]:
     """What the arguments ask for: `samples` of each family, or of the definitions together."""
     how = args.seed, args.space == "wide"
     if by_definition(args):
-        return draw(args.definition, parse_axes(args.axes), device, samples, *how)
+        return draw(args.definition, arguments.parse_axes(args.axes), device, samples, *how)
     return draw_families(args.families, device, samples, *how)
 
 

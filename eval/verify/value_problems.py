@@ -27,20 +27,11 @@ from ptxflow.compiler.family import PartialSums, Problem, Size, Strategy, Trial
 from ptxflow.compiler.ir import Statement
 from ptxflow.compiler.kernels import family
 from ptxflow.compiler.launch import Launch, evaluate
+from ptxflow.eval.verify import trials
 from ptxflow.eval.verify.cases import case_of
 from ptxflow.eval.verify.cases.case import Tensors
 from ptxflow.eval.verify.draws import FOLLOWING
-from ptxflow.eval.verify.trials import (
-    INSTRUCTIONS,
-    Attempt,
-    Covering,
-    Masks,
-    Outcome,
-    attempt,
-    attempts_of,
-    built,
-    shape_of,
-)
+from ptxflow.eval.verify.trials import Attempt, Outcome, attempt, built
 
 SIZES = 2, 3  # times an axis of the trial, at the least and the most
 DRAWS = 6  # of a larger problem, on which the kernel itself must be right
@@ -82,7 +73,7 @@ class Bench:
     larger: Known | None = None
     kernel: str = ""  # the digest of its PTX, whatever its registers are called
     kills: Counter[Attempt] = field(default_factory=Counter)
-    written: dict[Attempt, Masks] = field(default_factory=dict)
+    written: dict[Attempt, trials.Masks] = field(default_factory=dict)
     beside: Sequence[Known] | None = None
     proven: set[object] = field(default_factory=set)
     over: dict[tuple[Attempt, int], Tensors] = field(default_factory=dict)
@@ -154,16 +145,16 @@ class Bench:
         known, first = {k.attempt for k in self.known}, self.known[0].attempt
         counts = [_clusters(step, first) for step in self.launch(first).steps]
         ran = sum(map(min, counts, first.some or counts))
-        whole = self.known[0].instructions * sum(counts) <= INSTRUCTIONS * ran
+        whole = self.known[0].instructions * sum(counts) <= trials.INSTRUCTIONS * ran
         more = replace(first, some=() if whole else tuple(-NEAR for _ in first.some))
-        sizes = attempts_of(self.shape, offered.sizes)
+        sizes = trials.attempts_of(self.shape, offered.sizes)
         return [more] * any(first.some) + [g for g in sizes if g not in known]
 
     def others(self) -> Sequence[Known]:
         """What the trials run beside the known, where nothing more is covered by it."""
         if self.beside is None:
             self.beside = _remembered(
-                cache.key("beside", self.name, repr(INSTRUCTIONS)), self.shape, self._others
+                cache.key("beside", self.name, repr(trials.INSTRUCTIONS)), self.shape, self._others
             )
         return self.beside
 
@@ -171,7 +162,7 @@ class Bench:
         spent = 0
         for given in self.left_out():
             kernel = built(given.problem, self.job[1], self.device)
-            if spent < INSTRUCTIONS and kernel and write(kernel, self.device) == self.text:
+            if spent < trials.INSTRUCTIONS and kernel and write(kernel, self.device) == self.text:
                 instructions = self.whole(given).report.instructions
                 spent += instructions
                 yield Known(given, instructions, digest_of(given))
@@ -218,7 +209,7 @@ def small_kernel(job: Job, device: Device) -> tuple[Problem, Statement]:
     maker = family(strategy.family)
     whole = skeleton(write(maker.build(problem, strategy, device), device))
     first, offered = maker.trial(*job, device).problem, maker.trials(*job, device)
-    shape, _ = shape_of(first, offered.shapes, strategy, device, whole)
+    shape, _ = trials.shape_of(first, offered.shapes, strategy, device, whole)
     return shape, maker.build(shape, strategy, device)
 
 
@@ -254,8 +245,8 @@ def digest_of(given: Attempt) -> str:
 
 def _covering(made: Bench, first: Attempt, sizes: Sequence[Size]) -> list[Known]:
     """The problems that cover something new of the text, and the first, cheap ones first."""
-    out, held, spent = Covering(made.shape, True), list[Known](), 0
-    for given in dict.fromkeys((first, *attempts_of(made.shape, sizes))):
+    out, held, spent = trials.Covering(made.shape, True), list[Known](), 0
+    for given in dict.fromkeys((first, *trials.attempts_of(made.shape, sizes))):
         if held and not (out.gaps and spent < COVERING):
             break
         kernel = built(given.problem, made.job[1], made.device)

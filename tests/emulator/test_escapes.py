@@ -51,10 +51,9 @@ from tests.families import (
 
 H200 = DEVICES["h200"]
 
-unit, query_row, origin = Combine.unit, Span.query_row, Tiling.origin
-wait_full, find, weight_scale = Ring.wait_full, Search.find, Grouped.weight_scale
+unit, origin, choice = Combine.unit, Tiling.origin, Sum._choice
+find, weight_scale = Search.find, Grouped.weight_scale
 stats_of, entry, load_token = Parts.stats_of, Lists.entry, Kernel._load_token
-choice = Sum._choice
 tile_at, sweep, streams = schedule.Work.tile_at, Select.sweep, ChunkWarps._streams
 
 
@@ -155,9 +154,6 @@ def near_tiles(self: schedule.Work, step: Scalar) -> Any:
     return tile_at(self, value(step).min(self.s.stages + 2))
 
 
-TALL = gqa_prefill.strategy(consumers=3, share=4, tile_kv=32, stages=1, pin=1, order="tiles")
-FLAT = gqa_prefill.strategy(consumers=1, share=8, tile_kv=32, stages=2, overlap=1, pin=1)
-INDEXED = dsa_indexer.problem(), dsa_indexer.strategy(tile=64, stages=3)
 GROUPED = next(s for device, _, s in gemm.CASES if device is H200 and s.raster_group > 1)
 Plant = tuple[Any, str, Callable[..., Any], Any, Any]
 PLANTS: dict[str, Plant] = {

@@ -14,23 +14,9 @@ from ptxflow.compiler.emulator import emulate
 from ptxflow.compiler.family import Trip
 from ptxflow.compiler.ir import CTAID, LANE, slot, var
 from ptxflow.compiler.launch import Launch, PointerParam
+from ptxflow.compiler.tile import values
 from ptxflow.compiler.tile.softmax import MAX, SUM, Fragment, WholeRow
-from ptxflow.compiler.tile.values import (
-    Float32,
-    Registers,
-    count_lanes,
-    emit,
-    exp2,
-    finite_or_zero,
-    fma,
-    log2,
-    maximum,
-    reciprocal,
-    repeat,
-    select,
-    trace,
-    where,
-)
+from ptxflow.compiler.tile.values import Float32, Registers, finite_or_zero, log2, maximum
 from tests.emulator.test_thread_atoms import OUT, A, B, _given, run
 
 README = Path(__file__).resolve().parents[2] / "compiler" / "README.md"
@@ -41,8 +27,8 @@ Made = Callable[[Registers, Float32, Float32], Float32]
 def result(made: Made) -> Any:
     """Four values a lane of what is made of X and Y."""
     r = Registers()
-    with trace() as body:
-        emit(_given("a", A), _given("b", B))
+    with values.trace() as body:
+        values.emit(_given("a", A), _given("b", B))
         Float32(r, slot(OUT)).set(made(r, Float32(r, slot(A)), Float32(r, slot(B))))
     return run(body, (A, B, OUT, *r.storage), a=X, b=Y)
 
@@ -60,9 +46,9 @@ def by_row(r: Registers, x: Float32, y: Float32) -> Float32:
 
 def doubled(r: Registers, x: Float32, y: Float32) -> Float32:
     """By a loop of three turns, and a branch that is not taken."""
-    with repeat(var("turn"), 3):
+    with values.repeat(var("turn"), 3):
         x += x
-    with where(CTAID.ne(0)):
+    with values.where(CTAID.ne(0)):
         x += x
     return x
 
@@ -85,14 +71,14 @@ OPERATIONS: dict[str, tuple[Made, Any]] = {
     "a += b, a *= c": (in_place, (X + Y) * Y[:, [1, 2, 1, 2]]),
     "a *= rows": (by_row, X * Y[:, [0, 0, 1, 1]]),
     "maximum": (lambda r, x, y: maximum(x, y), np.maximum(X, Y)),
-    "fma": (lambda r, x, y: fma(x, y, x), X * Y + X),
-    "exp2 and log2": (lambda r, x, y: log2(exp2(x)), X),
-    "reciprocal": (lambda r, x, y: reciprocal(x), 1 / X),
+    "fma": (lambda r, x, y: values.fma(x, y, x), X * Y + X),
+    "exp2 and log2": (lambda r, x, y: log2(values.exp2(x)), X),
+    "reciprocal": (lambda r, x, y: values.reciprocal(x), 1 / X),
     "finite_or_zero": (
         lambda r, x, y: finite_or_zero(x, log2(maximum(y, r.constant(0.0)))), np.where(Y > 0, X, 0),
     ),
-    "select, some": (lambda r, x, y: select(count_lanes(r, LANE < 3), x, y), X),
-    "select, none": (lambda r, x, y: select(count_lanes(r, LANE.eq(99)), x, y), Y),
+    "select, some": (lambda r, x, y: values.select(values.count_lanes(r, LANE < 3), x, y), X),
+    "select, none": (lambda r, x, y: values.select(values.count_lanes(r, LANE.eq(99)), x, y), Y),
     "loops and branches": (doubled, 8 * X),
     "reductions": (reduced, np.stack([
         np.repeat(ROWS.max((1, 2)), 4), np.repeat(ROWS.sum((1, 2)), 4), X.max(1), X.sum(1)
@@ -130,4 +116,4 @@ def test_registers_and_blocks_refuse() -> None:
     with pytest.raises(ValueError, match="x has 2 registers, not 4"):
         r("x", 4)
     with pytest.raises(IndexError):
-        emit()
+        values.emit()

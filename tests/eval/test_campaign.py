@@ -12,13 +12,8 @@ from ptxflow.compiler.device import H200, Device
 from ptxflow.compiler.errors import HazardError
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.env.measurements import REFINE, SCREEN
-from ptxflow.env.tasks.arguments import (
-    UsageError,
-    find_problem,
-    find_space,
-    parse_fix,
-    read_strategies,
-)
+from ptxflow.env.tasks import arguments
+from ptxflow.env.tasks.arguments import UsageError, find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.env.tasks.workload import workloads as rows_of
 from ptxflow.eval.bench import campaign, schedule
@@ -315,7 +310,7 @@ def test_a_strategy_of_earlier_decisions_is_todays(tmp_path: Path, capsys: Any) 
         del old["choices"][gone]
     path = tmp_path / "chosen.json"
     path.write_text(json.dumps([{"definition": name, "axes": axes, **old}]))
-    ((_, _, read),) = read_strategies(path)
+    ((_, _, read),) = arguments.read_strategies(path)
     assert read == today and read.key == today.key
     assert campaign.main(["--strategies", str(path), "--plan", "--out", str(tmp_path / "r")]) == 0
     assert "1 strategies to measure" in capsys.readouterr().out
@@ -356,7 +351,7 @@ def test_a_definition_that_comes_with_its_strategies(tmp_path: Path, capsys: Any
     """DeepSeek-V3.2's indexer, which is not among the 46: rows bring the definition themselves."""
     definition = load(Path(__file__).parents[1] / f"definitions/{V32_INDEXER}.json")
     axes = {"batch_size": 64, "max_num_pages": 128, "num_pages": 8192}
-    space = find_space(*find_problem(definition, axes), H200)
+    space = arguments.find_space(*find_problem(definition, axes), H200)
     rows = [
         {"definition": definition.to_json(), "axes": axes, **space.strategy(int(c)).to_json()}
         for c in space.codes[:4]
@@ -408,10 +403,10 @@ def test_a_subspace_is_what_its_decisions_say() -> None:
 
 
 def test_fixed_decisions_are_read() -> None:
-    assert parse_fix(["a=1,b=x|y", "c=2"]) == {"a": ["1"], "b": ["x", "y"], "c": ["2"]}
+    assert arguments.parse_fix(["a=1,b=x|y", "c=2"]) == {"a": ["1"], "b": ["x", "y"], "c": ["2"]}
     for text in ("a", "a=", "=1", "a=1|", "a=1,a=2"):
         with pytest.raises(UsageError):
-            parse_fix([text])
+            arguments.parse_fix([text])
 
 
 def test_uniform_samples_are_distinct_and_depend_on_the_seed_alone() -> None:

@@ -12,24 +12,10 @@ from ptxflow.env.space import StrategySpace, enumerate_space
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.bench.records import Record
+from ptxflow.eval.study import metrics
 from ptxflow.eval.study.kernels import fast, summary
 from ptxflow.eval.study.knowledge import distance, look_up, trained_problems
-from ptxflow.eval.study.metrics import (
-    RESAMPLES,
-    Array,
-    Sheet,
-    drawn_again,
-    ends,
-    interval,
-    jensen_shannon,
-    judge,
-    measured_target,
-    normalised,
-    paired,
-    pooled,
-    share,
-    total_variation,
-)
+from ptxflow.eval.study.metrics import Array, Sheet, ends, interval
 from ptxflow.eval.study.results import Distribution, claims, describe, fidelity, matching
 from ptxflow.eval.study.runs import Runs, evaluate
 from ptxflow.eval.study.search.optimisers import CmaEs, Lfbo
@@ -62,10 +48,10 @@ def test_gaps_reach_and_shares_by_hand() -> None:
     assert two.gap() == pytest.approx(np.sqrt([[2.0, 1.0], [1.2, 1.2]]) - 1)
     assert two.reach(0.99).tolist() == [[2, np.inf], [1, 1]]
     assert two.reach(0.80).tolist() == [[2, 1], [1, 1]]
-    figures = judge(two, (1, 2))
+    figures = metrics.judge(two, (1, 2))
     assert figures["solved"]["2"][0] == 0.75 and figures["reach"]["99%"][0] == 1.5
-    assert judge(sheet([[1.5, 1.5]] * 3), (1, 2))["reach"]["90%"] == [None, None, None]
-    assert share(np.array([[True, False], [True, False]]))[0] == 0.5
+    assert metrics.judge(sheet([[1.5, 1.5]] * 3), (1, 2))["reach"]["90%"] == [None, None, None]
+    assert metrics.share(np.array([[True, False], [True, False]]))[0] == 0.5
 
 
 def test_matching_counts_until_others_are_as_good() -> None:
@@ -97,13 +83,13 @@ def test_intervals_hold_the_median_and_shrink_with_seeds() -> None:
 def test_intervals_over_workloads_are_paired() -> None:
     """Two methods that differ alike everywhere differ for sure, however the workloads vary."""
     best = np.exp(np.random.default_rng(0).exponential(0.1, size=(20, 7)))
-    low, high = ends(drawn_again(best))
+    low, high = ends(metrics.drawn_again(best))
     middle = np.median(np.exp(np.log(best).mean(0))) - 1
     assert low < middle < high and high - low > 0.02
-    assert ends(paired(1.01 * best, best)) == pytest.approx((0.01, 0.01))
-    assert ends(paired(best, best)) == (0, 0)
+    assert ends(metrics.paired(1.01 * best, best)) == pytest.approx((0.01, 0.01))
+    assert ends(metrics.paired(best, best)) == (0, 0)
     one = np.exp([[0.1] * 7, [0.3] * 7])  # of two workloads both, or one twice
-    assert set(np.round(np.log1p(drawn_again(one)), 6)) == {0.1, 0.2, 0.3}
+    assert set(np.round(np.log1p(metrics.drawn_again(one)), 6)) == {0.1, 0.2, 0.3}
 
 
 def played(name: str, replay: Replay, place: int, seeds: int = 3) -> Runs:
@@ -175,19 +161,19 @@ def test_a_look_up_is_of_the_nearest_trained_problem(replays: list[Replay]) -> N
 
 def test_distances_are_those_of_their_definitions() -> None:
     rng = np.random.default_rng(1)
-    p, q = (normalised(rng.normal(size=6)) for _ in range(2))
+    p, q = (metrics.normalised(rng.normal(size=6)) for _ in range(2))
     subsets = [list(s) for n in range(7) for s in combinations(range(6), n)]
     largest = max(abs(np.exp(p[s]).sum() - np.exp(q[s]).sum()) for s in subsets)
-    assert total_variation(p, q) == pytest.approx(largest)
-    assert total_variation(p, p) == 0 == jensen_shannon(p, p)
+    assert metrics.total_variation(p, q) == pytest.approx(largest)
+    assert metrics.total_variation(p, p) == 0 == metrics.jensen_shannon(p, p)
     apart = np.array([0.0, -np.inf]), np.array([-np.inf, 0.0])
-    assert total_variation(*apart) == 1 == jensen_shannon(*apart)
-    assert jensen_shannon(p, q) == pytest.approx(jensen_shannon(q, p))
+    assert metrics.total_variation(*apart) == 1 == metrics.jensen_shannon(*apart)
+    assert metrics.jensen_shannon(p, q) == pytest.approx(metrics.jensen_shannon(q, p))
 
 
 def test_the_measured_target_is_at_no_distance_from_itself(replays: list[Replay]) -> None:
     replay = replays[0]
-    truth = measured_target(replay)
+    truth = metrics.measured_target(replay)
     assert np.exp(truth).sum() == pytest.approx(1) and truth.argmax() == replay.times.argmin()
     found = fidelity(replay, [Distribution("right", truth + 3.0, own=truth)])
     right = {k: found["right"][k] for k in ("tv", "own_tv", "reward_tv")}
@@ -257,7 +243,7 @@ def test_a_space_that_is_measured_whole_counts_on(replays: list[Replay]) -> None
 
 def resampled(values: Array, statistic: Callable[..., Any]) -> tuple[Any, Any, Any]:
     """A statistic over the first axis and its interval, of resamples that are made."""
-    rows = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
+    rows = np.random.default_rng(0).integers(len(values), size=(metrics.RESAMPLES, len(values)))
     drawn = statistic(values[rows], axis=1)
     ends = np.percentile(drawn, [2.5, 97.5], axis=0, method="inverted_cdf")
     return statistic(values, axis=0), *ends
@@ -274,6 +260,6 @@ def test_intervals_are_those_of_resamples_that_are_made(seeds: int) -> None:
     def over_both(rows: Array, axis: int) -> Array:
         return np.asarray(np.median(rows, axis=(axis, axis + 1)))
 
-    assert pooled(values.T) == tuple(map(float, resampled(values, over_both)))
+    assert metrics.pooled(values.T) == tuple(map(float, resampled(values, over_both)))
     told = rng.random((5, seeds)) < 0.4
-    assert share(told) == pytest.approx(resampled(told.mean(0), np.mean), rel=1e-12)
+    assert metrics.share(told) == pytest.approx(resampled(told.mean(0), np.mean), rel=1e-12)

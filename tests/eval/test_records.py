@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from ptxflow.compiler.family import Choice, Strategy
-from ptxflow.env.measurements import (
-    REFINE,
-    SCREEN,
-    MeasurementError,
-    load_measurements,
-    write_tables,
-)
+from ptxflow.env import measurements
 from ptxflow.eval.bench.records import (
     STATUSES,
     Record,
@@ -118,14 +112,14 @@ def measured_records() -> list[Record]:
             ptxflow="0.1.0",
             time=f"2026-11-21T12:{i:02}:01+00:00",
             run=run,
-            timing_pass=REFINE if i in (5, 10) else SCREEN,
+            timing_pass=measurements.REFINE if i in (5, 10) else measurements.SCREEN,
         ))  # fmt: skip
     return out
 
 
 def test_packed_records_come_back(tmp_path: Path) -> None:
     records = measured_records()
-    write_tables(tmp_path / "p.jsonl.xz", pack(records))
+    measurements.write_tables(tmp_path / "p.jsonl.xz", pack(records))
     back = {r.identity: r for r in read_records(tmp_path / "p.jsonl.xz")}
     assert len(back) == len(records)
     for r in records:
@@ -153,7 +147,7 @@ def test_measurements_are_the_same_packed_or_not(tmp_path: Path) -> None:
         for r in measured_records():
             file.append(r)
     assert main(["pack", str(plain), str(packed)]) == 0
-    one, other = load_measurements([plain]), load_measurements([packed])
+    one, other = measurements.load_measurements([plain]), measurements.load_measurements([packed])
     by_key = {(m.workload, m.key, m.timing_pass): m for m in other}
     assert len(one) == len(by_key) == len(other)
     for m in one:
@@ -180,7 +174,7 @@ def test_a_packed_campaign_is_small(tmp_path: Path) -> None:
             time=f"2026-11-21T12:{rng.randrange(60):02}:{rng.randrange(60):02}+00:00",
         ))  # fmt: skip
     path = tmp_path / "p.jsonl.xz"
-    write_tables(path, pack(records))
+    measurements.write_tables(path, pack(records))
     assert path.stat().st_size < 40 * len(records)
 
 
@@ -189,10 +183,10 @@ def test_bad_packed_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     path.write_bytes(lzma.compress(b'{"format": 99}\n'))
     with pytest.raises(RecordError, match=r"line 1 is not a record: format 99, .* reads 1"):
         read_records(path)
-    with pytest.raises(MeasurementError, match=r"line 1: .*format 99"):
-        load_measurements([path])
-    with pytest.raises(MeasurementError, match="no such file"):
-        load_measurements([tmp_path / "none.jsonl"])
+    with pytest.raises(measurements.MeasurementError, match=r"line 1: .*format 99"):
+        measurements.load_measurements([path])
+    with pytest.raises(measurements.MeasurementError, match="no such file"):
+        measurements.load_measurements([tmp_path / "none.jsonl"])
     assert main(["pack", str(tmp_path / "none.jsonl"), str(path)]) == 2
     assert main(["pack", str(path), str(tmp_path / "b.jsonl")]) == 2
     assert "no records there" in capsys.readouterr().err

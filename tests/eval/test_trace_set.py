@@ -12,19 +12,10 @@ from safetensors.torch import save_file
 
 from ptxflow.env.tasks.definition import load, names
 from ptxflow.env.tasks.workload import Workload, workloads
+from ptxflow.eval.bench import trace_set
 from ptxflow.eval.bench.inputs import make_inputs
 from ptxflow.eval.bench.session import case_of
-from ptxflow.eval.bench.trace_set import (
-    Evaluation,
-    Trace,
-    TraceError,
-    evaluation,
-    fixed_inputs,
-    read_traces,
-    root_of,
-    stored,
-    write_traces,
-)
+from ptxflow.eval.bench.trace_set import Evaluation, Trace, TraceError
 
 SAMPLER = load("top_k_sampling_from_probs_v128256")
 ROW = Workload(SAMPLER.name, "row", {"batch_size": 2}, {}, "flashinfer-trace")
@@ -40,12 +31,12 @@ def given() -> dict[str, Any]:
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
-    row = stored(SAMPLER, ROW, tmp_path, given())
+    row = trace_set.stored(SAMPLER, ROW, tmp_path, given())
     wrong = replace(PASSED, status="INCORRECT_NUMERICAL", performance=None)
     hung = replace(wrong, status="TIMEOUT", correctness=None)
     traces = [Trace(row), *(Trace(row, "mine", e) for e in (PASSED, wrong, hung))]
-    write_traces(tmp_path / "traces" / "a.jsonl", traces)
-    assert read_traces(tmp_path / "traces") == traces
+    trace_set.write_traces(tmp_path / "traces" / "a.jsonl", traces)
+    assert trace_set.read_traces(tmp_path / "traces") == traces
     assert PASSED.latency_us == 250 and hung.latency_us is None
     text = (tmp_path / "traces" / "a.jsonl").read_text()
     assert '"Infinity"' in text and json.loads(text.splitlines()[0])["solution"] is None
@@ -53,7 +44,7 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 def test_the_schema_of_flashinfer_bench_takes_them(tmp_path: Path) -> None:
     package = pytest.importorskip("flashinfer_bench.data", reason="flashinfer-bench not installed")
-    row = stored(SAMPLER, ROW, tmp_path, given())
+    row = trace_set.stored(SAMPLER, ROW, tmp_path, given())
     for trace in (Trace(row), Trace(row, "mine", PASSED)):
         back = package.Trace.model_validate(trace.to_json()).model_dump(mode="json")
         assert Trace.from_json(back) == trace
@@ -61,11 +52,11 @@ def test_the_schema_of_flashinfer_bench_takes_them(tmp_path: Path) -> None:
 
 def test_files_of_a_set_are_inputs_of_our_own_clock(tmp_path: Path) -> None:
     """Every seed has them, and what the row leaves to chance is drawn as ever."""
-    row = stored(SAMPLER, ROW, tmp_path, given())
+    row = trace_set.stored(SAMPLER, ROW, tmp_path, given())
     place = tmp_path / "workloads" / "sampling" / "rows.jsonl"
-    write_traces(place, [Trace(row)])
-    (read,) = read_traces(place)
-    fixed = fixed_inputs(SAMPLER, read.workload, root_of(place))
+    trace_set.write_traces(place, [Trace(row)])
+    (read,) = trace_set.read_traces(place)
+    fixed = trace_set.fixed_inputs(SAMPLER, read.workload, trace_set.root_of(place))
     case = case_of(SAMPLER, row.axes, torch.device("cpu"), fixed)
     for seed in (1, 2):
         inputs, drawn = case.inputs(seed), make_inputs(SAMPLER, row.axes, seed)
@@ -75,13 +66,13 @@ def test_files_of_a_set_are_inputs_of_our_own_clock(tmp_path: Path) -> None:
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    row = stored(SAMPLER, ROW, tmp_path / "set", given())
+    row = trace_set.stored(SAMPLER, ROW, tmp_path / "set", given())
     path = tmp_path / "set" / str(row.inputs["top_k"]["path"])
 
     def refused(match: str, **change: str) -> None:
         spec = {**row.inputs["top_k"], **change}
         with pytest.raises(TraceError, match=match):
-            fixed_inputs(SAMPLER, replace(row, inputs={"top_k": spec}), tmp_path / "set")
+            trace_set.fixed_inputs(SAMPLER, replace(row, inputs={"top_k": spec}), tmp_path / "set")
 
     refused("none.safetensors", path="none.safetensors")
     refused("leads out of", path="../x.safetensors")
@@ -92,7 +83,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     refused("top_k")
     other = replace(row, inputs={"other": {"type": "random"}})
     with pytest.raises(TraceError, match="which is no input"):
-        fixed_inputs(SAMPLER, other, tmp_path)
+        trace_set.fixed_inputs(SAMPLER, other, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +100,7 @@ def test_what_is_no_record_is_one_line(change: Any, match: str, tmp_path: Path) 
     data = {"definition": "d", "workload": {"axes": {}, "inputs": {}, "uuid": "u"}} | change
     (tmp_path / "rows.jsonl").write_text(json.dumps(data) + "\n")
     with pytest.raises(TraceError, match=f"rows.jsonl, line 1: .*{match}"):
-        read_traces(tmp_path)
+        trace_set.read_traces(tmp_path)
 
 
 def test_our_rows_say_what_is_random_or_must_be_made() -> None:
@@ -135,6 +126,6 @@ def test_our_rows_say_what_is_random_or_must_be_made() -> None:
     ],
 )
 def test_our_outcomes_are_evaluations(outcome: dict[str, Any], status: str) -> None:
-    made = evaluation(outcome, {"name": "NVIDIA H200", "torch": "2.11"})
+    made = trace_set.evaluation(outcome, {"name": "NVIDIA H200", "torch": "2.11"})
     assert made.status == status and made.hardware == "NVIDIA_H200"
     assert Evaluation.from_json(json.loads(json.dumps(made.to_json()))) == made

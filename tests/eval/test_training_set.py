@@ -7,20 +7,12 @@ from pathlib import Path
 import pytest
 
 from ptxflow.command import BadInput
+from ptxflow.env.tasks import training_set
 from ptxflow.env.tasks.arguments import find_problem, parse_axes
 from ptxflow.env.tasks.definition import DefinitionError, load, names, own_names
 from ptxflow.env.tasks.definition_table import HEADS, definition_table
 from ptxflow.env.tasks.sequences import axes_of
-from ptxflow.env.tasks.training_set import (
-    KINDS,
-    PRESETS,
-    Preset,
-    chosen,
-    members,
-    registered,
-    row_of,
-    typical_axes,
-)
+from ptxflow.env.tasks.training_set import KINDS, PRESETS, Preset, chosen, members, registered
 
 FULL, DEMO = PRESETS["full"], PRESETS["demo"]
 OWN = Path(__file__).resolve().parents[1] / "definitions"  # that do not come with ptxflow
@@ -77,7 +69,7 @@ def test_a_definition_that_no_row_names_takes_the_row_of_its_family(tmp_path: Pa
     own = load("rmsnorm_h4096").resized(hidden_size=3072).to_json() | {"name": "mine"}
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(own))
-    row = row_of(load(path))
+    row = training_set.row_of(load(path))
     assert row is not None and "rmsnorm_h4096" in row.definitions
     held = members(chosen(str(path), FULL), FULL)
     assert {m.kind for m in held} == {"trained", "held_out"}
@@ -116,6 +108,6 @@ def test_the_table_of_definitions_gives_axes_that_fit_each_other() -> None:
 def test_definitions_of_ones_own_have_axes_by_default(path: Path) -> None:
     """Also where the family is named behind another's in its row."""
     definition = load(path)
-    axes = typical_axes(definition)
+    axes = training_set.typical_axes(definition)
     assert axes is not None and axes.keys() == set(definition.var_axes)
     assert find_problem(definition, axes)[1].bytes > 0

@@ -31,22 +31,12 @@ from ptxflow.eval.bench.roofline import Floors
 from ptxflow.eval.bench.schedule import Outcome as Built
 from ptxflow.eval.study.search.play import interference, play
 from ptxflow.eval.study.search.replay import Replay, read_replays
-from ptxflow.eval.tune import counters, knowledge, report, session
+from ptxflow.eval.tune import counters, knowledge, loop, report, session
 from ptxflow.eval.tune.benches import STEADY, OnGpu
 from ptxflow.eval.tune.champions import floors_of
 from ptxflow.eval.tune.gaps import NEAR_PEAK, Gaps, Profile
 from ptxflow.eval.tune.knowledge import Entry, Follow, Knowledge, Outcome, from_lines
-from ptxflow.eval.tune.loop import (
-    EFFECTIVE,
-    INEFFECTIVE,
-    NOT_IMPLEMENTED,
-    SETTLED,
-    Bench,
-    Limits,
-    Round,
-    Session,
-    Timed,
-)
+from ptxflow.eval.tune.loop import EFFECTIVE, INEFFECTIVE, NOT_IMPLEMENTED, Session, Timed
 from ptxflow.eval.tune.method import tuners
 from ptxflow.eval.tune.moves import AXES, LESS, MORE, MOVES, OTHER, directed
 from tests.scripted_gpu import MADE, FakeCompiler, fake_compile, scripted_gpu
@@ -66,7 +56,7 @@ def uniform(part: RelationSpace, k: int, seed: int) -> np.ndarray:
     return part.sample_uniform(k, np.random.default_rng(seed))
 
 
-class Scripted(Bench):
+class Scripted(loop.Bench):
     """Times by a function of the strategy; kernels are alike where `hidden` says so."""
 
     noise = 0.01
@@ -79,7 +69,7 @@ class Scripted(Bench):
         return [Timed(self.us(s), "" if math.isfinite(self.us(s)) else "wrong") for s in strategies]
 
     def settle(self, strategies: Sequence[Strategy]) -> None:
-        assert len(strategies) <= SETTLED
+        assert len(strategies) <= loop.SETTLED
 
     def profile(self, strategy: Strategy) -> None:
         return None
@@ -91,8 +81,8 @@ class Scripted(Bench):
 def played(
     space: RelationSpace, bench: Scripted, seed: int = 0, begin: RelationSpace | None = None,
     **limits: int,
-) -> tuple[Session, list[Round]]:  # fmt: skip
-    found = Session(space, FLOORS, bench, uniform, limits=Limits(**limits), seed=seed)
+) -> tuple[Session, list[loop.Round]]:  # fmt: skip
+    found = Session(space, FLOORS, bench, uniform, limits=loop.Limits(**limits), seed=seed)
     starts = [space.strategy(int(c)) for c in uniform(begin or space, 4, seed)]
     return found, list(found.rounds(starts))
 

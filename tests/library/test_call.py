@@ -20,18 +20,9 @@ from ptxflow.compiler.library.manifest import LibraryError
 from ptxflow.compiler.library.native import NoLauncher, build
 from ptxflow.compiler.library.signature import ArgumentError
 from tests.builders import python
+from tests.library import made
 from tests.library.fake import CONTEXT, FakeLibrary
-from tests.library.made import (
-    AFFINE,
-    AFFINE_LAUNCH,
-    DRAW,
-    DRAW_LAUNCH,
-    GEMM,
-    H200,
-    STATE_LAUNCH,
-    loaded,
-    one_member,
-)
+from tests.library.made import GEMM, loaded, one_member
 
 
 def has_native() -> bool:
@@ -58,7 +49,9 @@ def gemm(tmp_path: Path, launcher: str) -> Loaded:
 
 @pytest.fixture
 def affine(tmp_path: Path, launcher: str) -> Loaded:
-    return loaded(tmp_path / "affine", one_member(AFFINE, AFFINE_LAUNCH, M=(1, 64)), launcher)
+    return loaded(
+        tmp_path / "affine", one_member(made.AFFINE, made.AFFINE_LAUNCH, M=(1, 64)), launcher
+    )
 
 
 def operands(m: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,7 +140,7 @@ def test_a_known_call_is_refused_for_what_its_plan_does_not_know(
 
 
 def test_random_words_move_on_and_a_capture_is_refused(tmp_path: Path, launcher: str) -> None:
-    kernel, _ = loaded(tmp_path / "x", one_member(DRAW, DRAW_LAUNCH), launcher)
+    kernel, _ = loaded(tmp_path / "x", one_member(made.DRAW, made.DRAW_LAUNCH), launcher)
     assert [kernel(torch.zeros(4)).tolist() for _ in range(2)] == [[7, 0, 0, 0], [7, 0, 4, 0]]
     kernel._device.in_capture = True  # type: ignore[attr-defined]
     with pytest.raises(LaunchError, match="repeat them at every replay"):
@@ -155,7 +148,7 @@ def test_random_words_move_on_and_a_capture_is_refused(tmp_path: Path, launcher:
 
 
 def test_a_capture_draws_from_a_state_on_the_device(tmp_path: Path, launcher: str) -> None:
-    kernel, _ = loaded(tmp_path / "x", one_member(DRAW, STATE_LAUNCH), launcher)
+    kernel, _ = loaded(tmp_path / "x", one_member(made.DRAW, made.STATE_LAUNCH), launcher)
     assert kernel(torch.zeros(4)).tolist() == [7, 0, 0, 0]
     kernel._device.in_capture = True  # type: ignore[attr-defined]
     assert kernel(torch.zeros(4)).tolist() == [21, 0, 8, 1]
@@ -310,7 +303,7 @@ def test_more_shapes_than_are_kept_and_nothing_leaks(
     tmp_path: Path, launcher: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ptxflow.compiler.library.call.MAX_PLANS", 4)
-    kernel, _ = loaded(tmp_path / "x", one_member(AFFINE, AFFINE_LAUNCH), launcher)
+    kernel, _ = loaded(tmp_path / "x", one_member(made.AFFINE, made.AFFINE_LAUNCH), launcher)
 
     def some() -> None:
         for m in (*range(1, 12), 3, 11):
@@ -333,17 +326,17 @@ def test_a_library_of_another_device_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: gpus[i][0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: gpus[i][1])
-    device.check_any(H200)
+    device.check_any(made.H200)
     with pytest.raises(LibraryError, match=r"h200 \(.*9\.0\), and device 0 is NVIDIA B200 \(10\.0"):
-        device.check(H200, 0)
+        device.check(made.H200, 0)
     with pytest.warns(UserWarning, match="chosen for h200, and this is NVIDIA H100"):
-        device.check(H200, 1)
+        device.check(made.H200, 1)
     gpus.pop()
     with pytest.raises(LibraryError, match="device 0 is NVIDIA B200"):
-        device.check_any(H200)
+        device.check_any(made.H200)
     gpus.pop()
     with pytest.raises(LibraryError, match="torch sees no GPU"):
-        device.check_any(H200)
+        device.check_any(made.H200)
 
 
 def test_load_is_there_when_asked_for() -> None:

@@ -7,39 +7,20 @@ from pathlib import Path
 import pytest
 
 from ptxflow.compiler.ir import kernels_of
+from ptxflow.eval.verify import mutation
 from ptxflow.eval.verify.emulation import Emulation
 from ptxflow.eval.verify.mutants import OPERATORS, mutants
-from ptxflow.eval.verify.mutation import (
-    Judged,
-    judge,
-    judge_strategy,
-    main,
-    pick,
-    structures,
-    summarise,
-    table,
-)
+from ptxflow.eval.verify.mutation import Judged, structures
 from ptxflow.eval.verify.results import read
-from tests.families import ROWS, Row
-from tests.families.gemm import (
-    B200,
-    BLACKWELL,
-    CASES,
-    H200,
-    HOPPER,
-    IDS,
-    build,
-    problem,
-    problem_for,
-)
+from tests.families import ROWS, Row, gemm
 
 PART = 4  # mutants of each kernel that are judged here
 
 
 def test_mutants_are_different_trees():
     seen = set()
-    for dev, _, s in CASES[::4]:
-        kernel, _ = build(dev, s)
+    for dev, _, s in gemm.CASES[::4]:
+        kernel, _ = gemm.build(dev, s)
         found = list(mutants(kernel))
         trees = {m.tree for m in found}
         assert len(trees) == len(found) > 100 and kernel not in trees
@@ -56,15 +37,16 @@ def test_every_family_has_mutants(row: Row) -> None:
 
 
 @pytest.mark.parametrize(
-    "i", [pytest.param(i, id=n, marks=[pytest.mark.slow] * (i % 6 > 0)) for i, n in enumerate(IDS)]
+    "i",
+    [pytest.param(i, id=n, marks=[pytest.mark.slow] * (i % 6 > 0)) for i, n in enumerate(gemm.IDS)],
 )
 def test_a_part_of_the_mutants(i):  # type: ignore[no-untyped-def]
     """Another part of each kernel, spread evenly over its mutants."""
-    dev, _, s = CASES[i]
-    kernel, trips = build(dev, s)
+    dev, _, s = gemm.CASES[i]
+    kernel, trips = gemm.build(dev, s)
     found = list(mutants(kernel))
     stride = len(found) // PART
-    judged = list(judge(kernel, trips, dev, found[i % stride :: stride]))
+    judged = list(mutation.judge(kernel, trips, dev, found[i % stride :: stride]))
     assert len(judged) >= PART
     wrong = [j for j in judged if j.verdict in ("survived", "refused")]
     assert not wrong, wrong
@@ -85,7 +67,7 @@ def test_the_table_counts_what_is_harmful():
     assert [j.verdict for j in judged] == [
         "killed", "equivalent", "caught", "refused", "survived", "caught", "equivalent",
     ]  # fmt: skip
-    text = table(summarise(judged))
+    text = mutation.table(mutation.summarise(judged))
     assert "of 7 mutants 4 are not on the list of equivalent mutants" in text
     assert "the validator kills 25.00%" in text
     assert "right under 3 schedules: 2 of 5; 1 of the others show a fault or hazard" in text
@@ -96,20 +78,23 @@ def test_the_table_counts_what_is_harmful():
 
 
 def test_one_kernel_for_each_structure():
-    s = HOPPER["multicast B"]
+    s = gemm.HOPPER["multicast B"]
     wider = type(s)(s.family, tuple({**dict(s.choices), "tile_n": 256, "mma_n": 256}.items()))
-    assert structures([(problem(), wider), (problem(), s)], H200) == [(problem(), s)]
-    assert len(structures([(problem_for(s), s) for s in BLACKWELL.values()], B200)) >= 8
+    assert structures([(gemm.problem(), wider), (gemm.problem(), s)], gemm.H200) == [
+        (gemm.problem(), s)
+    ]
+    others = [(gemm.problem_for(s), s) for s in gemm.BLACKWELL.values()]
+    assert len(structures(others, gemm.B200)) >= 8
 
 
 def test_drawn_mutants_are_some_of_the_kernels_own():
     """The draw depends on its seed alone, and repeats none."""
-    kernel, _ = build(*CASES[0][::2])
+    kernel, _ = gemm.build(*gemm.CASES[0][::2])
     found = list(mutants(kernel))
-    drawn = [pick(found, 5, (seed,)) for seed in (0, 0, 1)]
+    drawn = [mutation.pick(found, 5, (seed,)) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert all(len(set(ms)) == 5 and set(ms) <= set(found) for ms in drawn)
-    assert pick(found, 10**6, (0,)) == found
+    assert mutation.pick(found, 10**6, (0,)) == found
 
 
 def test_a_wrong_mutant_that_is_accepted_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -117,11 +102,11 @@ def test_a_wrong_mutant_that_is_accepted_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("ptxflow.eval.verify.mutation.check", lambda tree, trips, device: ())
     some = lambda kernel: [m for m in mutants(kernel) if m.operator == "bytes"][:2]  # noqa: E731
     monkeypatch.setattr("ptxflow.eval.verify.mutation.mutants", some)
-    dev, _, s = CASES[0]
-    judged = judge_strategy(dev, (0,), (problem_for(s), s))
+    dev, _, s = gemm.CASES[0]
+    judged = mutation.judge_strategy(dev, (0,), (gemm.problem_for(s), s))
     assert [j.wrong for j in judged] == [True, True]
     assert all(re.search(r"bytes .* at compiler/\S+:\d+: .*\(schedule 0\)", str(j)) for j in judged)
-    assert summarise(judged)["all"]["caught"] == 2
+    assert mutation.summarise(judged)["all"]["caught"] == 2
 
 
 @pytest.mark.slow
@@ -133,15 +118,15 @@ def test_the_command_writes_its_result(
     monkeypatch.setattr("ptxflow.eval.verify.mutation.mutants", few)
     out = tmp_path / "mutation.json"
     asked = ["--definition", "gemm_n128_k2048", "--axes", "M=4096", "--draws", "1", "--jobs", "1"]
-    assert main([*asked, "--device", "h200", "--out", str(out)]) == 0
+    assert mutation.main([*asked, "--device", "h200", "--out", str(out)]) == 0
     summary = read(out)
     assert summary["kernels"] == 1 and summary["all"]["killed"] > 5
     assert summary["command"] == " ".join(["ptxflow mutation", *asked, "--device h200"])
-    assert table(summary) in capsys.readouterr().out
+    assert mutation.table(summary) in capsys.readouterr().out
 
 
 def test_bad_arguments(capsys: pytest.CaptureFixture[str]):
-    assert main(["--device", "abacus"]) == 2
+    assert mutation.main(["--device", "abacus"]) == 2
     assert "abacus" in capsys.readouterr().err
-    assert main(["--out", "no/such/folder/x.json"]) == 2
+    assert mutation.main(["--out", "no/such/folder/x.json"]) == 2
     assert "cannot be written" in capsys.readouterr().err

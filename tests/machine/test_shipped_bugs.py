@@ -16,20 +16,8 @@ from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, Op, Statement, Storage, U
 from ptxflow.compiler.ir.statements import Body, Role, edit, kernel, loop, role, walk, when
 from ptxflow.compiler.tile.rings import Ring
 from tests.families.gemm import B200, BLACKWELL, H200, HOPPER, build
-from tests.machine.truth import (
-    ONCE,
-    STEP,
-    TILE,
-    A,
-    B,
-    block,
-    expect,
-    load,
-    one,
-    read,
-    refusal,
-    wgmma,
-)
+from tests.machine import truth
+from tests.machine.truth import ONCE, TILE, A, B, block, expect, load, one, read
 
 STAGED = "cooperative, staged, persistent"
 FULL = mbar("full", 1, 1)
@@ -188,7 +176,7 @@ def tiles(broken: bool) -> Replay:
         at.tma_load(slot(A), param("A_map"), 0, CTAID * rows, slot(full), box=(16, 64), element=2),
         at.tma_load(share, param("B_map"), *coordinates, slot(full), **BOTH),
     ]
-    work = [wait(full), at.wgmma_fence(), wgmma(A, B), at.wgmma_commit(), DRAIN]
+    work = [wait(full), at.wgmma_fence(), truth.wgmma(A, B), at.wgmma_commit(), DRAIN]
     whole = block(H200, *roles(fill, work), cluster=2)
     return whole, ONCE, H200
 
@@ -243,7 +231,7 @@ def empty_tiles(broken: bool) -> Replay:
     """A tile of no K steps: its commit must not stand inside the loop over the steps."""
     done, d, steps, k = mbar("done", 1, 1), tmem("d", 64), const(2, "steps"), var("k")
     full, a, b = mbar("full", 2, 1), smem("a", TILE, 2), smem("b", TILE, 2)
-    one: dict[str, Any] = {"cta_group": 1, "idesc": 1, **STEP}
+    one: dict[str, Any] = {"cta_group": 1, "idesc": 1, **truth.STEP}
     commit = at.tcgen05_commit(slot(done))
     multiply = at.tcgen05_mma(slot(d), slot(a, k), slot(b, k), k.ne(0), **one)
     ready = at.mbar_wait(slot(full, k), 0), at.tcgen05_fence_after()
@@ -285,9 +273,9 @@ def dependent(broken: bool) -> Replay:
 def test_the_bug_is_refused_and_its_correction_accepted(name):  # type: ignore[no-untyped-def]
     make, match = BUGS[name]
     right, trips, dev = make(False)
-    assert refusal(right, dev, trips) is None
+    assert truth.refusal(right, dev, trips) is None
     wrong, trips, dev = make(True)
-    told = refusal(wrong, dev, trips)
+    told = truth.refusal(wrong, dev, trips)
     assert told is not None, "accepted"
     assert re.search(match, told), told
     assert "; fix: " in told and re.search(r"(?:tests|compiler)/[\w/]+\.py:\d+", told), told

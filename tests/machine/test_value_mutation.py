@@ -21,7 +21,7 @@ from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, Statement, Value, alu, 
 from ptxflow.compiler.ir.statements import KernelInfo, kernel, kernels_of, loop, when
 from ptxflow.compiler.ir.storage import frag, global_tensor, rectangle, slot
 from ptxflow.compiler.kernels import family
-from ptxflow.eval.verify import value_mutants, value_mutation
+from ptxflow.eval.verify import value_mutants, value_mutation, value_problems
 from ptxflow.eval.verify.emulation import emulate_kernel
 from ptxflow.eval.verify.mutants import Mutant
 from ptxflow.eval.verify.page import sections
@@ -49,14 +49,7 @@ from ptxflow.eval.verify.value_mutation import (
     table,
     tasks,
 )
-from ptxflow.eval.verify.value_problems import (
-    GRACE,
-    Bench,
-    Known,
-    bench_of,
-    larger_problem,
-    small_kernel,
-)
+from ptxflow.eval.verify.value_problems import Known
 from tests.families import gdn_decode, gqa_decode
 from tests.families.rmsnorm import H200, problem, strategy
 
@@ -269,7 +262,7 @@ def test_verdicts(verdict, validate, complaints, assembled, asked, monkeypatch):
 
 
 def test_what_no_assembler_knows_is_malformed_and_what_it_makes_the_same_is_unchanged() -> None:
-    bench = bench_of(JOB, H200, 0)
+    bench = value_problems.bench_of(JOB, H200, 0)
     assert value_mutation._parses(bench.text, bench)
     assert not value_mutation._parses(bench.text.replace("ld.global", "ld.globe"), bench)
     assembled = partial(value_mutation._assembled, bench=bench)
@@ -279,16 +272,16 @@ def test_what_no_assembler_knows_is_malformed_and_what_it_makes_the_same_is_unch
 
 
 def test_a_run_that_takes_much_longer_than_the_kernel_does_not_end() -> None:
-    bench = bench_of(JOB, H200, 0)
+    bench = value_problems.bench_of(JOB, H200, 0)
     known = bench.known[0]
     assert not bench.run(bench.text, known).error
-    found = bench.run(bench.text, replace(known, instructions=100 - GRACE // 2))
+    found = bench.run(bench.text, replace(known, instructions=100 - value_problems.GRACE // 2))
     assert found.fault and "does not end" in found.error
     assert bench.kills[known.attempt] == 1
 
 
 def test_what_some_clusters_of_the_first_and_the_larger_problem_do_not_write_shows() -> None:
-    bench = bench_of(JOB, H200, 0)
+    bench = value_problems.bench_of(JOB, H200, 0)
     text = re.sub(r"\bst\.global\S* .*;", "", bench.text)
     assert bench.larger is not None
     first, larger = (
@@ -305,9 +298,9 @@ def test_what_some_clusters_of_the_first_and_the_larger_problem_do_not_write_sho
 def test_a_mutant_begins_where_the_launches_before_its_own_end() -> None:
     """What it shows is what the whole call shows, sooner; one of the first kernel runs all."""
     job = (gqa_decode.problem(), gqa_decode.strategy())
-    shape, lowered = small_kernel(job, H200)
+    shape, lowered = value_problems.small_kernel(job, H200)
     text = write(lowered, H200)
-    made = Bench(job, H200, shape, lowered, text, [])
+    made = value_problems.Bench(job, H200, shape, lowered, text, [])
     given = Attempt(shape, 0, family("gqa_decode").trial(*job, H200).blocks)
     second = text.index(".visible .entry", text.index(".visible .entry") + 1)
     whole = made.whole(given)
@@ -359,7 +352,7 @@ def test_the_larger_problem_has_the_same_text() -> None:
     small = maker.trial(*JOB, H200)
     lowered = maker.build(small.problem, JOB[1], H200)
     rng = np.random.default_rng(0)
-    tried = larger_problem(lowered, small, JOB[1], H200, rng)
+    tried = value_problems.larger_problem(lowered, small, JOB[1], H200, rng)
     assert tried.problem["hidden_size"] == small.problem["hidden_size"]  # the text holds it
     own = small.problem["batch_size"]
     assert 2 * own <= tried.problem["batch_size"] <= 3 * own
@@ -388,7 +381,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_verdict_rests_on_the_problems_that_it_was_reached_on() -> None:
-    bench = bench_of(JOB, H200, 0)
+    bench = value_problems.bench_of(JOB, H200, 0)
     judged = Judged("stride", "a", "emulator", by=bench.known[0].name)
     survived = replace(judged, verdict="equivalent", by=bench.name)
     refused = replace(judged, verdict="validator", by="")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ptxflow.compiler import launch
 from ptxflow.compiler.backend.runtime import (
     Driver,
     GpuInfo,
@@ -19,14 +20,7 @@ from ptxflow.compiler.backend.runtime import (
     gpu_info,
 )
 from ptxflow.compiler.device import B200, H100, H200
-from ptxflow.compiler.launch import (
-    MOST_BYTES,
-    Launch,
-    PointerParam,
-    ScalarParam,
-    TensorMapParam,
-    Workspace,
-)
+from ptxflow.compiler.launch import Launch, PointerParam
 
 LAUNCH = Launch(
     entry="gemm",
@@ -35,9 +29,9 @@ LAUNCH = Launch(
     cluster=(2, 1, 1),
     smem_bytes=200_000,
     params=(
-        TensorMapParam("A", "float16", ("K", "M"), ("2 * K",), (64, 128), 128),
+        launch.TensorMapParam("A", "float16", ("K", "M"), ("2 * K",), (64, 128), 128),
         PointerParam("C"),
-        ScalarParam("m", "M"),
+        launch.ScalarParam("m", "M"),
     ),
 )
 AXES = {"M": 300, "N": 256, "K": 4096}
@@ -151,7 +145,7 @@ PROGRAM = Launch(
     smem_bytes=0,
     params=(PointerParam("A"),),
     then=(SUMS,),
-    workspace=(Workspace("A", "M * 4"), Workspace("B", "M * 300")),
+    workspace=(launch.Workspace("A", "M * 4"), launch.Workspace("B", "M * 300")),
 )
 
 
@@ -183,7 +177,7 @@ class ProgramCuda(FakeCuda):
 
 
 def test_a_workspace_beyond_what_launches_are_checked_for_is_refused() -> None:
-    most = MOST_BYTES // 300
+    most = launch.MOST_BYTES // 300
     assert PROGRAM.workspaces({"M": most})[0]["B"] == -(-most * 4 // 256) * 256
     cuda = ProgramCuda()
     kernel = LoadedKernel(PROGRAM, b"\x7fELF", Driver(cuda))
@@ -233,7 +227,7 @@ def test_a_refused_tensor_map_names_the_tensor_and_its_numbers() -> None:
 
 
 def test_a_tensor_map_of_the_wrong_rank_is_refused_before_the_driver() -> None:
-    param = TensorMapParam("A", "float16", ("K", "M"), (), (64, 128), 128)
+    param = launch.TensorMapParam("A", "float16", ("K", "M"), (), (64, 128), 128)
     with pytest.raises(ValueError, match="rank 2 needs 1 strides"):
         encode_tensor_map(Driver(FakeCuda()), param, 0, AXES)
 

@@ -10,14 +10,8 @@ from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import KernelInfo, Params, parameters, slot, smem, when
 from ptxflow.compiler.ir.nodes import CTAID, LANE, WARP, Scalar, Slot, Statement, Value, param, var
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.gqa_decode.shape import (
-    QUAD,
-    QUAD_BYTES,
-    WARP_BYTES,
-    Handed,
-    Shape,
-    Total,
-)
+from ptxflow.compiler.kernels.gqa_decode import shape
+from ptxflow.compiler.kernels.gqa_decode.shape import QUAD, Shape
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.tensors import load_global
 from ptxflow.compiler.tile.values import Float32, Registers, emit, repeat, traced, where
@@ -33,9 +27,9 @@ class Combine(Shape):
         self.warps, self.loads = int(s.sum_warps), int(s.sum_chunks)
         self.split = bool(s.sum_split)
         self.each = int(s.get("sum_blocks", 1))  # blocks of a warp
-        self.total = Total(self, self.each)
+        self.total = shape.Total(self, self.each)
         self.sequences = Sequences(self.page_size, self.chunk, "c_")
-        self.handed = smem("handed", (1 + self.each) * self.warps * WARP_BYTES, align=128)
+        self.handed = smem("handed", (1 + self.each) * self.warps * shape.WARP_BYTES, align=128)
         # groups of blocks that warps take: of a CTA, a unit, a sequence
         self.groups_per_cta = 1 if self.split else self.warps
         self.groups = self.blocks // self.each
@@ -84,14 +78,14 @@ class Combine(Shape):
                 [self._load(self.unit(place + u, 0, unit), i + u < n, d) for u in range(self.loads)]
             )
 
-    def _load(self, row: Value, inside: Value, d: Value) -> Handed:
+    def _load(self, row: Value, inside: Value, d: Value) -> shape.Handed:
         """What a chunk handed on; nothing where there is none."""
         stats, sums = self.r.float32(QUAD), self.r.float32(QUAD * self.each)
         blocks = [
             ("sums", self._block(sums, i), self.sums_at(row, d + i)) for i in range(self.each)
         ]
         for name, held, (index, place) in (("stats", stats, self.stats_at(row, LANE & 3)), *blocks):
-            attrs = {"element": QUAD_BYTES, "handed": True}
+            attrs = {"element": shape.QUAD_BYTES, "handed": True}
             emit(load_global(held.slot, name, index, inside, place, **attrs))
         emit(at.hide(stats[:2].slot, inside))
         return stats, sums
@@ -101,8 +95,8 @@ class Combine(Shape):
         return sums[QUAD * i : QUAD * (i + 1)]
 
     def _place(self, warp: Scalar, i: int) -> tuple[Slot, Value]:
-        begin = warp * ((1 + self.each) * WARP_BYTES) + i * WARP_BYTES
-        return slot(self.handed, 0, begin, WARP_BYTES), LANE << 4
+        begin = warp * ((1 + self.each) * shape.WARP_BYTES) + i * shape.WARP_BYTES
+        return slot(self.handed, 0, begin, shape.WARP_BYTES), LANE << 4
 
     def _hand(self) -> None:
         """What the chunks of a warp come to, for warp 0."""

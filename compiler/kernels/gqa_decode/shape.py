@@ -16,14 +16,7 @@ from ptxflow.compiler.ir.nodes import Op, Scalar, Slot, Statement, Storage, Valu
 from ptxflow.compiler.ir.statements import KernelInfo, Params, Role, parameters, role, when
 from ptxflow.compiler.ir.storage import global_tensor, rectangle, slot, smem
 from ptxflow.compiler.kernels.attention.sequences import Sequences
-from ptxflow.compiler.kernels.gqa_decode.decisions import (
-    HEADS,
-    MMA_DIMS,
-    TOKENS,
-    chunk,
-    columns_of_warp,
-    cta_heads,
-)
+from ptxflow.compiler.kernels.gqa_decode import decisions
 from ptxflow.compiler.kernels.gqa_decode.decisions import WARP as LANES
 from ptxflow.compiler.kernels.gqa_decode.problem import COLUMNS, ELEMENT, columns, group
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
@@ -58,8 +51,8 @@ class Shape:
         self.problem, self.s, self.device, self.r = problem, s, device, r
         self.size, self.key_heads = problem["head_dim"], problem["num_kv_heads"]
         self.query_heads, self.group = problem["num_qo_heads"], group(problem)
-        self.columns, self.chunk = columns(problem), int(chunk(s.fields()))
-        self.blocks = self.size // MMA_DIMS  # of dims
+        self.columns, self.chunk = columns(problem), int(decisions.chunk(s.fields()))
+        self.blocks = self.size // decisions.MMA_DIMS  # of dims
         self.dtype = PTX_TYPE[problem.dtype]
         self.page_size = problem["page_size"]
         self.row_floats = self.blocks * LANES * QUAD  # of a row of `sums`
@@ -103,7 +96,7 @@ class Shape:
         inside: Value = value(1) if self.group % COLUMNS == 0 else mine < self.group
         for half in range(2):
             moved = sums[2 * half : 2 * half + 2].pack(self.dtype).apply(at.movmatrix)
-            at_dim = d * MMA_DIMS + 8 * half
+            at_dim = d * decisions.MMA_DIMS + 8 * half
             index = (row + mine) * self.size + at_dim + ((LANE & 3) << 1)
             place = row + first, at_dim, self._heads_of(first), 8
             emit(store_global("output", index, moved.slot, place, inside, element=ELEMENT))
@@ -191,13 +184,13 @@ class Span(Shape):
         self.sequences = Sequences(self.page_size, self.chunk, wave=4)
         self.tile, self.tiles = int(s.tile), int(s.tiles)
         self.heads, self.stages = int(s.heads), int(s.stages)
-        self.side = int(columns_of_warp(s.fields(), problem))
+        self.side = int(decisions.columns_of_warp(s.fields(), problem))
         self.units = [(h, c) for h in range(self.heads) for c in range(self.side)]
         self.caches = CACHES  # parameters by which keys and values are found
         self.maps = dict[str, Param]()  # tensor maps by parameter
         self.every_told_row = list[str]()  # registers that hold rows of the caches
-        own = s.get("own", TOKENS) == HEADS  # warps have heads of their own
-        self.cta_heads = int(cta_heads(s.fields()))
+        own = s.get("own", decisions.TOKENS) == decisions.HEADS  # warps have heads of their own
+        self.cta_heads = int(decisions.cta_heads(s.fields()))
         # CTAs of a chunk, or clusters of a sequence
         self.parts = self.key_heads // self.cta_heads * (self.columns // self.side)
         self.ctas = int(s.get("cluster", 1))  # of a cluster that shares a chunk
