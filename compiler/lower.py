@@ -4,7 +4,6 @@ mbarrier.init and its fence, the barriers around it, TMEM allocation and release
 the layout of shared memory are derived here, as ordinary statements that the validator checks.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ptxflow.compiler.atoms import at, atom
@@ -50,12 +49,8 @@ def launch_registers(threads: int) -> int:
     return 65536 // threads // 8 * 8
 
 
-def finish(
-    info: KernelInfo, *body: Body, early: Sequence[Statement] = (), drained: bool = False,
-    meet: bool = True,
-) -> Statement:  # fmt: skip
-    """The kernel with its derived prologue and teardown; `body` is roles, and barriers between;
-    what is `early` comes before the prologue's own.
+def finish(info: KernelInfo, *body: Body, drained: bool = False, meet: bool = True) -> Statement:
+    """The kernel with its derived prologue and teardown; `body` is roles, and barriers between.
 
     `drained`: when its roles end, warp 0 has seen every access to TMEM complete, so that a single
     CTA needs no barrier before it frees TMEM. `meet`: the CTAs of a cluster end together; not
@@ -66,11 +61,11 @@ def finish(
     if plan.tmem_columns:
         address = smem("tmem_slot", 16, align=16)
         info = KernelInfo(**{**info.__dict__, "storage": (*info.storage, address)})
-        before = _prologue(info, [*_allocate(info, address, plan.tmem_columns), *early])
+        before = _prologue(info, _allocate(info, address, plan.tmem_columns))
         before.append(at.tmem_address(slot(address)))
         after = _release(info, plan.tmem_columns, drained, meet)
     else:
-        before = _prologue(info, [*early])
+        before = _prologue(info, [])
         after = _cluster_sync(release=True) if meet else []
     threads = 32 * info.warps * info.resident
     return kernel(info, before, [_with_registers(s, threads) for s in flatten(body)], after)
@@ -82,17 +77,17 @@ def _cluster_sync(release: bool = False) -> list[Statement]:
     return [at.cluster_arrive(order="release" if release else "relaxed"), at.cluster_wait()]
 
 
-def _prologue(info: KernelInfo, early: list[Statement]) -> list[Statement]:
+def _prologue(info: KernelInfo, allocate: list[Statement]) -> list[Statement]:
     bars = [slot(b, i) for b in info.storage if b.op is Op.MBAR for i in range(b.arg.stages)]
-    if not bars and not early:
+    if not bars and not allocate:
         return []  # CTAs of a cluster meet before they access each other: the validator checks it
     init = elect(WARP.eq(0), [at.mbar_init(b) for b in bars], at.fence_mbar_init())
     if info.cluster == 1:
-        return [init, *early, at.cta_sync()]
+        return [init, *allocate, at.cta_sync()]
     if info.cta_group == 1:
-        return [init, *early, *_cluster_sync(release=bool(early))]
+        return [init, *allocate, *_cluster_sync(release=bool(allocate))]
     # a pair allocates together: both CTAs must run before, and both have allocated after
-    return [init, *_cluster_sync(), *early, *_cluster_sync(release=True)]
+    return [init, *_cluster_sync(), *allocate, *_cluster_sync(release=True)]
 
 
 def _allocate(info: KernelInfo, address: Storage, columns: int) -> list[Statement]:

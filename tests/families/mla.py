@@ -113,6 +113,7 @@ TCGEN05 = {
 _SMALL: dict[str, Any] = {"latent": 64, "rope": 32}
 _SCORES: dict[str, Any] = {"latent": 128, "rope": 64}
 _FREE = frozenset({"fence_mbar_init"})  # threads arrive and wait behind a barrier
+_PLANNED = _FREE | {"cta_sync"}  # the one behind the plan of a CTA orders what the first one does
 _AXES = {"batch_size": 2, "len_indptr": 3, "num_kv_indices": 10, "num_pages": 12, "total_q": 6}
 _QUICK = (
     "sm_90a: chunks of one tile", "sm_90a: dims and tokens in parts", "sm_90a: whole sequences",
@@ -154,7 +155,8 @@ def _writes(node: Statement) -> bool:
 
 def _ordered(name: str, s: Strategy, **more: Any) -> Ordered:
     packed = s.family == "mla_prefill"
-    return Ordered(name, problem(packed, 16, **_SCORES), s, free=_FREE, others=_writes, **more)
+    more = {"free": _FREE, "others": _writes, **more}
+    return Ordered(name, problem(packed, 16, **_SCORES), s, **more)
 
 
 def of_lengths(p: Problem, lengths: Sequence[int]) -> Problem:
@@ -399,12 +401,14 @@ PREFILL_ROW = Row(
     ),
     ordered=(
         _ordered("prefill", prefill(queries=2, warps=8, scores="dims"), kept=24, slow=True),
-        _ordered("prefill in parts", kept=24, slow=True,
+        _ordered("prefill in parts", kept=24, slow=True, free=_PLANNED, missed=2,
                  s=prefill(queries=2, warps=8, parts=2, dependent=1, sum_chunks=2)),
         # one of all statements alike: how maxima, weights and tiles are handed over and back
         *(Ordered(f"warpgroups, {n} parts", problem(True, 16, **_SCORES),
                   wgmma(tile=32, lead=1, pieces=2, rescale="lazy", parts=n),
-                  free=_FREE | {"warp_sync"}, least=21, once=True, slow=True) for n in (1, 2)),
+                  least=21, once=True, slow=True, **more)
+          for n, more in ((1, {"free": _FREE | {"warp_sync"}}),
+                          (2, {"free": _PLANNED, "missed": 2}))),
     ),
     planted=(
         # five tiles, in three parts

@@ -92,13 +92,13 @@ class Attend(Multiplier):
         )
         planning = Work(self, PLANNING)
         plan = planning.plan() if self.told else []
-        body = [*([at.grid_launch_dependents()] if early else []), gather, multiply]
+        body = [*([at.grid_launch_dependents()] if early else []), *plan, gather, multiply]
         storage = (*self.storage, *self.work.storage, *self.asking.storage)
         storage += (*self.told, *planning.storage) if self.told else ()
         name, arch, warps = self.problem.family, self.device.arch, self.warps + self.helpers
         # in the end warps meet when each has loaded its last sums: tensor memory may go
         info = KernelInfo(name, arch, warps, 1, self.params, storage)
-        return finish(info, *body, early=plan, drained=True)
+        return finish(info, *body, drained=True)
 
     # -- gathering -----------------------------------------------------------------------------
 

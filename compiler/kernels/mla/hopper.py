@@ -26,7 +26,7 @@ class Hopper(Halves):
     def build(self) -> Statement:
         """The lowered kernel."""
         roles = [at.grid_launch_dependents()] if self.split and self.s.dependent else []
-        plan = self.planning.plan() if self.split else []
+        roles += self.planning.plan() if self.split else []
         for number, (name, side) in enumerate(zip(("left", "right"), self.sides, strict=True)):
             find, span = side.work.find()
             multiply = traced(side.multiply, span)
@@ -43,8 +43,7 @@ class Hopper(Halves):
             *(self.planning.storage if self.split else ()),
         )
         name, arch = self.problem.family, self.device.arch
-        info = KernelInfo(name, arch, WARPS + COPIERS, 1, self.params, storage)
-        return finish(info, *roles, early=plan)
+        return finish(KernelInfo(name, arch, WARPS + COPIERS, 1, self.params, storage), *roles)
 
     def _any(self, span: Span) -> Value:
         """1 where there are queries, and some of what they see, else 0: wgmma may stand in a loop,

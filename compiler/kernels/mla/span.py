@@ -91,8 +91,7 @@ class Work:
         return Span(first, end, tiles, sequence, const(1), present, tokens, end, const(0), *of)
 
     def plan(self) -> list[Statement]:
-        """What all warps are told of a part, by the first, before they meet: the same code by all
-        would come late."""
+        """What all warps are told of a part, by the first: the same code by all would come late."""
         place = self.shape.place
         found, _ = self.sequence(place, of_parts=True)
         with trace() as body:
@@ -101,7 +100,7 @@ class Work:
             first = (self.asked - 1 - part // self.parts) * self.shape.queries
             tile = part % self.parts * self.share
             self.tell(self.shares.which, first, tile, self.share)
-        return [when(WARP.eq(0), body)]
+        return [when(WARP.eq(0), body), at.cta_sync()]
 
     def _part(self) -> tuple[list[Statement], Span]:
         """Some of the tiles that a tile of queries sees, if there are any; late queries first."""
