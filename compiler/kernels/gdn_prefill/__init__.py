@@ -6,7 +6,7 @@ from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.gdn_prefill import cost, decisions
 from ptxflow.compiler.kernels.gdn_prefill.blackwell import Blackwell, BlackwellCarry
 from ptxflow.compiler.kernels.gdn_prefill.decisions import TWO, UNIT, heads_each
-from ptxflow.compiler.kernels.gdn_prefill.hopper import Hopper, HopperCarry
+from ptxflow.compiler.kernels.gdn_prefill.hopper import Hopper, HopperCarry, HopperPair
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
 from ptxflow.compiler.kernels.gdn_prefill.packets import PACKETS, RELATE, WORDS, Carry, Relate
 from ptxflow.compiler.kernels.gdn_prefill.problem import SCHEMA
@@ -18,7 +18,8 @@ def kernel(p: Problem, s: Strategy, device: Device) -> Kernel:
     """The only kernel, or the last of two."""
     two = s.kernels == TWO
     if decisions.by_wgmma(s.fields()):
-        return (HopperCarry if two else Hopper)(p, s, device)
+        second = HopperPair if decisions.in_pairs(s.fields()) else HopperCarry
+        return (second if two else Hopper)(p, s, device)
     if decisions.by_tcgen05(s.fields(), p, device):
         return (BlackwellCarry if two else Blackwell)(p, s, device)
     return (Carry if two else Kernel)(p, s, device)

@@ -33,7 +33,8 @@ HOARD = 1.3  # registers that ptxas takes, at most, over those that it needs
 TERMS = {64: (8, 64), 128: (0, 16), 256: (38, 32)}
 BUFFERS = 2  # of what helpers hand to main warps
 BARRIERS = 48  # bytes of what tcgen05 completes, and of where its memory is
-RING_BARRIERS = 16  # bytes of those of a stage of the second kernel by wgmma
+RING_BARRIERS = 16  # bytes of those of a stage, where keys and queries are a pair
+WARPGROUP_ROWS = 64
 GATE_BUFFERS = 3  # of gates, which are a chunk further ahead
 
 DECISIONS = (
@@ -74,6 +75,11 @@ def by_tcgen05(f: Fields, problem: Problem, device: Device) -> Any:
     """Whether sm_100a multiplies with a state by tcgen05: 64 rows of four warps, or 128."""
     whole = (f.rows == 128) | (f.rows == 64) & (f.row_tiles == 1)
     return whole & (tmem_columns(f, problem) <= device.tmem_columns)
+
+
+def in_pairs(f: Fields) -> Any:
+    """Whether wgmma multiplies keys and queries together."""
+    return by_wgmma(f) & (f.kernels == TWO) & (f.rows == 2 * WARPGROUP_ROWS)
 
 
 def tmem_columns(f: Fields, problem: Problem) -> Any:
@@ -165,7 +171,7 @@ def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     rest = np.where(f.kernels == ONE, one, if_two)
     ring, pads = f.stages * f.chunk * 2 * key_pitch(problem), f.stages * f.chunk * 2 * PAD
     by_one_thread = by_tcgen05(f, problem, device)
-    barriers = np.where(by_one_thread, BARRIERS, RING_BARRIERS * f.stages * (f.kernels == TWO))
+    barriers = np.where(by_one_thread, BARRIERS, RING_BARRIERS * f.stages * in_pairs(f))
     aligned = -(-(rest + barriers) // TILE_ALIGN) * TILE_ALIGN
     return ring + np.where(by_one_thread | by_wgmma(f), aligned - pads, rest)
 

@@ -33,7 +33,9 @@ HANDING = 2  # the named barrier of all warps
 
 
 class Hopper(Swizzled):
-    """The only kernel."""
+    """The only kernel. `apart`: S Q^T may be on its way when S K^T is there."""
+
+    apart = True
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
@@ -103,7 +105,8 @@ class Hopper(Swizzled):
             operands = [self.terms(self._unit(state, step), self.parts) for step in steps]
             emit(at.wgmma_fence())
             for ring, sums in ((self.k, out[0][t]), (self.q, out[1][t])):
-                self._multiply(sums, steps, operands, partial(self._tokens, ring, n))
+                whole = partial(k_major, self.tile, ring, n % self.stages)
+                self._multiply(sums, steps, operands, whole)
             emit(at.wgmma_wait(pending=int((t, first) == rounds[-1])))
         return out
 
@@ -116,17 +119,13 @@ class Hopper(Swizzled):
                 emit(wgmma(sums.slot, term.slot, b(step * UNIT), int(step + p > 0), self.operand))
         emit(at.wgmma_commit())
 
-    def _tokens(self, ring: Storage, n: Value, k: int) -> Matrix:
-        """A step of a chunk's queries or keys."""
-        return k_major(self.tile, ring, n % self.stages, k)
-
     def _rows(self, n: Value, unit: int) -> Matrix:
         """The keys of 16 tokens, as what updates are multiplied by."""
         return rows_along_k(self.tile, self.k, n % self.stages, unit * UNIT, 0, self.size // WIDE)
 
     def _by_updates(self, n: Value, leaving: Terms) -> None:
         """X^T K, added to the state."""
-        emit(at.wgmma_wait(pending=0), at.wgmma_fence())
+        emit(at.wgmma_wait(pending=0) if self.apart else None, at.wgmma_fence())
         for unit in range(self.units):
             b = self._rows(n, unit)
             for t, state in enumerate(self.state):
@@ -138,7 +137,7 @@ class Hopper(Swizzled):
         pull, read = self._multiply_state(n)
         self._decay(n)
         self._differences(n, pull)
-        if len(self.tiles) > 1:
+        if self.apart and len(self.tiles) > 1:
             emit(at.wgmma_wait(pending=0))
         updates, leaving = self._solve_updates(n, pull)
         self._by_updates(n, leaving)
@@ -180,9 +179,15 @@ class Hopper(Swizzled):
 
 
 class HopperCarry(Hopper, Carry):
-    """The second of two kernels. A chunk is handed over by mbarriers, so that warpgroups need not
-    keep step. Its queries lie below its keys: 128 rows of a state multiply both by one wgmma, twice
-    as wide; 64, which alone wait for it, by two, as the second is not needed at once."""
+    """The second of two kernels."""
+
+
+class HopperPair(HopperCarry):
+    """The same of 128 rows of a state. A chunk is handed over by mbarriers, so that warpgroups need
+    not keep step. Its queries lie below its keys, and one wgmma, twice as wide, multiplies both: of
+    64 rows, which alone wait for it, two are faster, as the second is not needed at once."""
+
+    apart = False
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
@@ -203,17 +208,11 @@ class HopperCarry(Hopper, Carry):
             values,
         ]
 
-    def _tokens(self, ring: Storage, n: Value, k: int) -> Matrix:
-        offset = self.tile.block_bytes * (ring is self.q)
-        return k_major(self.pair, self.both, n % self.stages, k, offset, self.chunk)
-
     def _rows(self, n: Value, unit: int) -> Matrix:
         blocks = self.size // WIDE
         return rows_along_k(self.pair, self.both, n % self.stages, unit * UNIT, 0, blocks)
 
     def _multiply_state(self, n: Value) -> list[list[Float32]]:
-        if self.rows == 4 * UNIT:
-            return super()._multiply_state(n)
         out, half = [self.r.float32(self.chunk) for _ in self.tiles], self.chunk // 2
         each = self.steps // self.turns
         for t, first in product(range(len(out)), range(0, self.steps, each)):
