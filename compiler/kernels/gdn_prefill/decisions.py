@@ -33,7 +33,6 @@ HOARD = 1.3  # registers that ptxas takes, at most, over those that it needs
 TERMS = {64: (8, 64), 128: (0, 16), 256: (38, 32)}
 BUFFERS = 2  # of what helpers hand to main warps
 BARRIERS = 48  # bytes of what tcgen05 completes, and of where its memory is
-RING_BARRIERS = 16  # bytes of those of a stage, where keys and queries are a pair
 WARPGROUP_ROWS = 64
 GATE_BUFFERS = 3  # of gates, which are a chunk further ahead
 
@@ -171,9 +170,13 @@ def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     rest = np.where(f.kernels == ONE, one, if_two)
     ring, pads = f.stages * f.chunk * 2 * key_pitch(problem), f.stages * f.chunk * 2 * PAD
     by_one_thread = by_tcgen05(f, problem, device)
-    barriers = np.where(by_one_thread, BARRIERS, RING_BARRIERS * f.stages * in_pairs(f))
-    aligned = -(-(rest + barriers) // TILE_ALIGN) * TILE_ALIGN
+    aligned = -(-(rest + BARRIERS * by_one_thread) // TILE_ALIGN) * TILE_ALIGN
     return ring + np.where(by_one_thread | by_wgmma(f), aligned - pads, rest)
+
+
+def launch_bytes(f: Fields, problem: Problem, device: Device) -> Any:
+    """The same, and a ring's barriers, which move tiles to their next alignment."""
+    return smem_bytes(f, problem, device) + TILE_ALIGN * in_pairs(f)
 
 
 def registers(f: Fields, problem: Problem, device: Device) -> Any:
@@ -278,7 +281,7 @@ RULES = (
     rule(
         "chunks exceed the shared memory of a CTA",
         "kernels products chunk rows row_tiles stages operands solve solve_block",
-        lambda f, p, d: smem_bytes(f, p, d) <= d.smem_per_block,
+        lambda f, p, d: launch_bytes(f, p, d) <= d.smem_per_block,
     ),
     rule(
         "states and sums exceed the registers of a thread",
