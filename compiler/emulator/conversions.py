@@ -24,7 +24,8 @@ def convert_half(line: Line) -> Step:
 
     def both(high: Value, low: Value) -> Array:
         if brain:
-            words = bfloat16_words(np.stack([floats(low), floats(high)]))
+            pair = np.broadcast_arrays(floats(low), floats(high))  # of several, one may be shared
+            words = bfloat16_words(np.stack(pair))
             return np.asarray(words[0] | words[1] << broadcast(16, 32))
         return half(low).astype(np.uint32) | half(high).astype(np.uint32) << np.uint32(16)
 

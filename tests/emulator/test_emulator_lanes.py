@@ -63,6 +63,17 @@ def test_pack_puts_the_first_source_high(snippet: Snippet) -> None:
     assert from_bfloat16(word).tolist() == [-2.0, 1.0]
 
 
+@pytest.mark.parametrize("second", ["%f1, %f0", "%f0, %f1", "%f1, %f2"])
+def test_packs_at_once_may_share_sources(snippet: Snippet, second: str) -> None:
+    """One of both, each of both, or one at another place."""
+    floats = "cvt.rn.f32.u32 %f0, %t;\n mov.f32 %f1, 0f3F800000;\n cvt.rn.f32.u32 %f2, %t;\n"
+    packs = f"cvt.rn.bf16x2.f32 %r1, %f1, %f0;\n cvt.rn.bf16x2.f32 %r2, {second};\n"
+    words = snippet(floats + packs + "xor.b32 %r3, %r1, %r2;" + STORE)[:32]
+    halves = np.array([np.ones(32), np.arange(32)], np.float32).view(np.uint32) >> 16
+    high, low = halves[:: 1 if second.startswith("%f1") else -1]
+    assert words.tolist() == ((halves[0] ^ high) << 16 | halves[1] ^ low).tolist()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_instructions_at_once_do_what_they_do_in_turn(
     snippet: Snippet, seed: int, monkeypatch: pytest.MonkeyPatch
