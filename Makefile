@@ -1,4 +1,5 @@
-# `make demo`, `make test` (minutes) and `make test-all` (slow tests too); each makes the environment it needs.
+# `make demo`, `make test` (minutes) and `make test-all` (slow tests too: an hour of a core; CI does not run
+# them, so whoever changes kernels, trials or the emulator does); each makes the environment it needs.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || echo python3)
 VENV ?= .venv
