@@ -174,11 +174,6 @@ def smem_bytes(f: Fields, problem: Problem, device: Device) -> Any:
     return ring + np.where(by_one_thread | by_wgmma(f), aligned - pads, rest)
 
 
-def launch_bytes(f: Fields, problem: Problem, device: Device) -> Any:
-    """The same, and a ring's barriers, which move tiles to their next alignment."""
-    return smem_bytes(f, problem, device) + TILE_ALIGN * in_pairs(f)
-
-
 def registers(f: Fields, problem: Problem, device: Device) -> Any:
     """Registers that a thread cannot do without, fitted to where ptxas begins to spill."""
     held = f.row_tiles * (problem["head_size"] / 2 + 1.15 * f.chunk)
@@ -281,7 +276,7 @@ RULES = (
     rule(
         "chunks exceed the shared memory of a CTA",
         "kernels products chunk rows row_tiles stages operands solve solve_block",
-        lambda f, p, d: launch_bytes(f, p, d) <= d.smem_per_block,
+        lambda f, p, d: smem_bytes(f, p, d) <= d.smem_per_block,
     ),
     rule(
         "states and sums exceed the registers of a thread",

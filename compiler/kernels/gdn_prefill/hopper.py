@@ -13,7 +13,7 @@ from itertools import product
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
-from ptxflow.compiler.ir import Body, KernelInfo, Role, loop, role, slot, smem, when
+from ptxflow.compiler.ir import KernelInfo, Role, loop, role, smem, when
 from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Statement, Storage, Value, const, var
 from ptxflow.compiler.kernels.gdn_prefill import decisions
 from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import PIECE, Place, Stream
@@ -23,9 +23,8 @@ from ptxflow.compiler.kernels.gdn_prefill.packets import Carry
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
 from ptxflow.compiler.kernels.gdn_prefill.swizzled import WIDE, Swizzled
 from ptxflow.compiler.layout import SmemTile
-from ptxflow.compiler.lower import finish, single
+from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, Matrix, k_major, rows_along_k, wgmma
-from ptxflow.compiler.tile.rings import Ring
 from ptxflow.compiler.tile.tensors import store_global
 from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced
 
@@ -146,32 +145,22 @@ class Hopper(Swizzled):
 
     # -- the whole -----------------------------------------------------------------------------
 
-    def hand_over(self, m: Value) -> list[Body]:
-        """A helper's turn."""
-        return [self.ask_ahead(m), traced(self.relate, m), self._hand()]
-
-    def take_over(self, n: Value) -> list[Body]:
-        """A main warp's."""
-        return [self._hand(), traced(self.advance, n)]
-
-    def _hand(self) -> Statement:
-        return at.named_sync(id=HANDING, threads=decisions.WARP * self.warps)
-
     def build(self) -> Statement:
         """The lowered kernel."""
         n, m = var("chunk"), var("ahead")
         main_registers, others = decisions.SPLIT if decisions.splits(self.s.fields()) else (0, 0)
+        hand = at.named_sync(id=HANDING, threads=decisions.WARP * self.warps)
         main = role(
             Role("main", 0, self.mains, regs=main_registers),
             self.load_state(),
-            loop(n, self.chunks, self.take_over(n), rolled=True),
+            loop(n, self.chunks, hand, traced(self.advance, n), rolled=True),
             self.store_state(),
         )
         helpers = role(
             Role("helpers", self.mains, self.helpers, regs=others),
             at.grid_wait() if self.waits else None,
             when(const(0) < self.chunks, traced(self.before)),
-            loop(m, self.chunks, self.hand_over(m), rolled=True),
+            loop(m, self.chunks, self.ask_ahead(m), traced(self.relate, m), hand, rolled=True),
         )
         info = KernelInfo(ENTRY, self.device.arch, self.warps, 1, self.params, self.storage)
         info = replace(info, dependent=self.waits)
@@ -183,9 +172,9 @@ class HopperCarry(Hopper, Carry):
 
 
 class HopperPair(HopperCarry):
-    """The same of 128 rows of a state. A chunk is handed over by mbarriers, so that warpgroups need
-    not keep step. Its queries lie below its keys, and one wgmma, twice as wide, multiplies both: of
-    64 rows, which alone wait for it, two are faster, as the second is not needed at once."""
+    """The same of 128 rows of a state. A chunk's queries lie below its keys, and one wgmma, twice
+    as wide, multiplies both: of 64 rows, which alone wait for it, two are faster, as the second is
+    not needed at once."""
 
     apart = False
 
@@ -193,12 +182,10 @@ class HopperPair(HopperCarry):
         super().__init__(problem, s, device)
         self.pair = SmemTile(2 * self.chunk, self.size, ELEMENT, SWIZZLE)
         self.both = smem("tokens", self.pair.bytes, self.stages)
-        self.ring = Ring.of("chunks", self.stages, self.helpers, self.mains)
 
     @property
     def storage(self) -> tuple[Storage, ...]:
-        chunks = self.both, self.v, self.packets, self.ring.full, self.ring.empty
-        return (*chunks, *self.bounds, *self.r.storage)
+        return (self.both, self.v, self.packets, *self.bounds, *self.r.storage)
 
     def _streams(self) -> list[Stream]:
         *streams, values = super()._streams()
@@ -223,17 +210,3 @@ class HopperPair(HopperCarry):
             self._multiply(out[t], steps, operands, whole)
             emit(at.wgmma_wait(pending=0))
         return [[sums[:half] for sums in out], [sums[half:] for sums in out]]
-
-    def hand_over(self, m: Value) -> list[Body]:
-        later = m + (self.stages - 2)
-        return [
-            when(later < self.chunks, self.ring.wait_empty(later), self.ask(later)),
-            at.copies_commit(),
-            traced(self.relate, m),
-            at.warp_sync(),
-            single(at.mbar_arrive(slot(self.ring.full, self.ring.stage(m)))),
-        ]
-
-    def take_over(self, n: Value) -> list[Body]:
-        advance = traced(self.advance, n)
-        return [self.ring.wait_full(n), advance, at.warp_sync(), self.ring.release(n)]

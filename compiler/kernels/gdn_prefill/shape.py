@@ -78,7 +78,7 @@ class Shape:
         self.key_pitch = decisions.key_pitch(problem)
         self.value_pitch = int(decisions.value_pitch(f))
         self.gate_bytes = int(decisions.gate_bytes(f))
-        self.smem_bytes = int(decisions.launch_bytes(f, problem, device))
+        self.smem_bytes = int(decisions.smem_bytes(f, problem, device))
         self.r = Registers(self.prefix)
         self._storage()
         self.begin = value_of(self.bounds[0])  # the first token of the sequence
