@@ -3,8 +3,7 @@
 from ptxflow.compiler.family import PartialSums, Problem, Size
 
 UNLIKE = 120  # tokens behind full pages of a sequence, the last of an MMA's eight rows; or only one
-
-BEHIND = 32  # CTAs of a row that adds up sums
+BEHIND = 32  # sequences without a token, before those whose sums are added up
 
 
 def sized(
@@ -37,7 +36,7 @@ def summed(p: Problem, chunk: int, loads: int, warps: int = 1) -> Size:
     time, end in any of `warps`, in its first turn or the second, the first where a chunk of a token
     less would; beside one chunk, and none. Last ones are full, so that a row which nobody writes
     follows, or lack a token; but a page in one, so that the last begins at a chunk's edge, and a
-    token in the last. All are behind as many without a token as a row may have CTAs."""
+    token in the last. BEHIND are before all, so that rows are more than the CTAs of one."""
     page, last = p["page_size"], max(2, loads) - 1
     turns = (*(3 * i % (2 * warps) for i in range(last)), 2 * warps - 1)
     each = ((2 + i + loads * turn) * chunk for i, turn in enumerate(turns))

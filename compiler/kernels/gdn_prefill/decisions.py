@@ -33,7 +33,7 @@ HOARD = 1.3  # registers that ptxas takes, at most, over those that it needs
 TERMS = {64: (8, 64), 128: (0, 16), 256: (38, 32)}
 BUFFERS = 2  # of what helpers hand to main warps
 BARRIERS = 48  # bytes of what tcgen05 completes, and of where its memory is
-WARPGROUP_ROWS = 64
+WARPGROUP_ROWS = 64  # of a state, by wgmma
 GATE_BUFFERS = 3  # of gates, which are a chunk further ahead
 
 DECISIONS = (

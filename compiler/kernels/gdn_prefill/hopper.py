@@ -8,7 +8,6 @@ outputs are. What tokens of a chunk do to each other is as by mma.sync.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
@@ -26,7 +25,7 @@ from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, Matrix, k_major, rows_along_k, wgmma
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced
+from ptxflow.compiler.tile.values import Float32, emit, traced
 
 HANDING = 2  # the named barrier of all warps
 
@@ -38,6 +37,7 @@ class Hopper(Swizzled):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
+        self.keys = self.tile, self.k
         self.turns = int(decisions.turns(s.fields(), problem, device))
         self.span, self.neighbours = UNIT * len(self.tiles), 2 * len(self.tiles)
         self.packed = [self.r.uint32(width=len(self.tiles)) for _ in range(QUAD)]
@@ -94,39 +94,37 @@ class Hopper(Swizzled):
 
     # -- multiplying ---------------------------------------------------------------------------
 
+    def _tokens(self, n: Value) -> list[tuple[Callable[[int], Matrix], slice]]:
+        """What a state is multiplied by, from an element of a token on, and where its sums are."""
+        half = self.chunk // 2
+        keys, queries = (partial(k_major, self.tile, x, n % self.stages) for x in (self.k, self.q))
+        return [(keys, slice(half)), (queries, slice(half, None))]
+
     def _multiply_state(self, n: Value) -> list[list[Float32]]:
         """S K^T; S Q^T of the last tile may be on its way."""
-        out = [[self.r.float32(self.chunk // 2) for _ in self.tiles] for _ in range(2)]
+        out, half = [self.r.float32(self.chunk) for _ in self.tiles], self.chunk // 2
         each = self.steps // self.turns
         rounds = [(t, turn * each) for t in self.tiles for turn in range(self.turns)]
         for t, first in rounds:
             state, steps = self.state[t], range(first, first + each)
             operands = [self.terms(self._unit(state, step), self.parts) for step in steps]
             emit(at.wgmma_fence())
-            for ring, sums in ((self.k, out[0][t]), (self.q, out[1][t])):
-                whole = partial(k_major, self.tile, ring, n % self.stages)
-                self._multiply(sums, steps, operands, whole)
-            emit(at.wgmma_wait(pending=int((t, first) == rounds[-1])))
-        return out
-
-    def _multiply(
-        self, sums: Float32, steps: range, a: list[list[UInt32]], b: Callable[[int], Matrix]
-    ) -> None:
-        """Some steps of a product with the state, as one group."""
-        for step, terms in zip(steps, a, strict=True):
-            for p, term in enumerate(terms):
-                emit(wgmma(sums.slot, term.slot, b(step * UNIT), int(step + p > 0), self.operand))
-        emit(at.wgmma_commit())
-
-    def _rows(self, n: Value, unit: int) -> Matrix:
-        """The keys of 16 tokens, as what updates are multiplied by."""
-        return rows_along_k(self.tile, self.k, n % self.stages, unit * UNIT, 0, self.size // WIDE)
+            for b, some in self._tokens(n):
+                sums = out[t][some].slot
+                for step, terms in zip(steps, operands, strict=True):
+                    for p, a in enumerate(terms):
+                        more = int(step + p > 0)
+                        emit(wgmma(sums, a.slot, b(step * UNIT), more, self.operand))
+                emit(at.wgmma_commit())
+            emit(at.wgmma_wait(pending=int(self.apart and (t, first) == rounds[-1])))
+        return [[sums[:half] for sums in out], [sums[half:] for sums in out]]
 
     def _by_updates(self, n: Value, leaving: Terms) -> None:
         """X^T K, added to the state."""
         emit(at.wgmma_wait(pending=0) if self.apart else None, at.wgmma_fence())
         for unit in range(self.units):
-            b = self._rows(n, unit)
+            row, blocks = unit * UNIT, self.size // WIDE
+            b = rows_along_k(*self.keys, n % self.stages, row, 0, blocks)
             for t, state in enumerate(self.state):
                 for a in leaving[t, unit]:
                     emit(wgmma(state.slot, a.slot, b, 1, self.operand))
@@ -180,33 +178,18 @@ class HopperPair(HopperCarry):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.pair = SmemTile(2 * self.chunk, self.size, ELEMENT, SWIZZLE)
-        self.both = smem("tokens", self.pair.bytes, self.stages)
+        tile = SmemTile(2 * self.chunk, self.size, ELEMENT, SWIZZLE)
+        self.keys = tile, smem("tokens", tile.bytes, self.stages)
 
     @property
     def storage(self) -> tuple[Storage, ...]:
-        return (self.both, self.v, self.packets, *self.bounds, *self.r.storage)
+        return (self.keys[1], self.v, self.packets, *self.bounds, *self.r.storage)
 
     def _streams(self) -> list[Stream]:
         *streams, values = super()._streams()
-        both = self.both
-        return [
-            *(replace(s, ring=both, block=2 * s.block + (s.ring is self.q)) for s in streams),
-            values,
-        ]
+        ring = self.keys[1]
+        both = (replace(s, ring=ring, block=2 * s.block + (s.ring is self.q)) for s in streams)
+        return [*both, values]
 
-    def _rows(self, n: Value, unit: int) -> Matrix:
-        blocks = self.size // WIDE
-        return rows_along_k(self.pair, self.both, n % self.stages, unit * UNIT, 0, blocks)
-
-    def _multiply_state(self, n: Value) -> list[list[Float32]]:
-        out, half = [self.r.float32(self.chunk) for _ in self.tiles], self.chunk // 2
-        each = self.steps // self.turns
-        for t, first in product(range(len(out)), range(0, self.steps, each)):
-            steps = range(first, first + each)
-            operands = [self.terms(self._unit(self.state[t], i), self.parts) for i in steps]
-            emit(at.wgmma_fence())
-            whole = partial(k_major, self.pair, self.both, n % self.stages)
-            self._multiply(out[t], steps, operands, whole)
-            emit(at.wgmma_wait(pending=0))
-        return [[sums[:half] for sums in out], [sums[half:] for sums in out]]
+    def _tokens(self, n: Value) -> list[tuple[Callable[[int], Matrix], slice]]:
+        return [(partial(k_major, *self.keys, n % self.stages), slice(None))]

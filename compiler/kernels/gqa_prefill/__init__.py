@@ -174,9 +174,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     cut = (k.cut * max(k.least, s.stages + 1) - 1) * tile - asked // 2
     sizes = (
         size(1, whole, -(-most // ring) * ring + 3, (7,)),
-        rows_of(
-            p, *each, (2 * asked + 1, tile + 1), (asked + page, page + 1), (max(1, asked - 4), 0)
-        ),
+        rows_of(p, *each),
         Size(sized(p, 1, 2 * asked, turns * ring + 1), None, (*begun, 7)),
         size(3, 3 * asked + 6, 5),
         rows_of(p, (asked, 0), *many),

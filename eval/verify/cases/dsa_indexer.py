@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ptxflow.compiler.family import Problem
+from ptxflow.compiler.kernels.dsa_indexer import MANY
 from ptxflow.compiler.kernels.dsa_indexer.problem import page_bytes
 from ptxflow.eval.verify.cases.case import Case, Tensors, Values
 
@@ -30,7 +31,7 @@ ZEROS = 1 / 16  # of the tokens of a sequence of negative scores
 #: digit alike, one, or two; behind a first digit of 10 to 12 bits they begin with a 1, and the
 #: second digit of others is below theirs or above
 LONELY, CROWD, BEST = (0.5, 0.984375), (1.375, 1.4375 + 5 * 2.0**-23), 1.4375 + 2.0**-20
-LANE, WARP, LANES = 4, 128, 32  # tokens that one loads at a time; lanes of a warp
+LANE, WARP = 4, 128  # tokens that one loads at a time
 SPARE = 3  # more that share the first digit alone: so few that leaving out some of these shows
 STEPS = (1.0, 1 << 20), (1.5, 7), (1.875, 5)  # scores, of quarters of what is chosen
 
@@ -104,9 +105,9 @@ def _lengths(problem: Problem) -> list[int]:
 
 
 def _crowd(problem: Problem) -> int:
-    """One more than a list has room for, if a sequence can hold it, and there are at most two, or
-    many; or 0."""
-    if 2 < problem["batch_size"] <= LANES:
+    """One more than a list has room for, if a sequence can hold it and there are one, two or MANY;
+    or 0."""
+    if problem["batch_size"] not in (1, 2, MANY):
         return 0
     most = problem["max_num_pages"] * problem["page_size"]
     room = problem["num_pages"] - problem["batch_size"] * problem["max_num_pages"]

@@ -94,7 +94,8 @@ def _routing(
     bias = rng.normal(0, 0.1, count)
     mine = [e for e in range(first, first + local) if 0 <= e < count]
     live, many = _live(mine, tokens), CHOSEN < len(mine) <= WORD
-    near = [live[0], int(rng.choice(live[1:-1])), live[-1]] if many else mine
+    ends, middle = {live[0], live[-1]}, rng.permutation(live[1:-1])[:1]
+    near = sorted({*ends, *map(int, middle)}) if many else mine
     bias[mine] = -4.0
     if routing == ONE:
         bias[mine[-1:]] = 4.0
