@@ -15,7 +15,8 @@ from ptxflow.compiler.emulator.race import shorten
 from ptxflow.compiler.emulator.touches import touch
 from ptxflow.compiler.emulator.warp import Step, Warp
 
-_HINT = r"(?:\.L1::(?:no_allocate|evict_first|evict_last))?"  # of no effect on values
+# 9.7.9.1 cache operators, 9.7.9.2 eviction: of no effect on values
+_HINT = r"(?:\.(?:c[agsv]|lu|wb|wt|L1::(?:no_allocate|evict_first|evict_last)))?"
 
 
 def register_width(line: Line, index: int) -> int:
