@@ -107,10 +107,12 @@ def n_rows(pitch: int) -> Value:
     return ((LANE & 7) + (LANE >> 4 << 3)) * pitch + ((LANE >> 3 & 1) << 4)
 
 
-def load_matrix(r: Registers, place: Slot, lane: Value, transposed: bool = False) -> UInt32:
+def load_matrix(
+    r: Registers, place: Slot, lane: Value, transposed: bool = False, **attrs: Any
+) -> UInt32:
     """16 x 16 elements of 16 bits, two to a register; `lane`: where its row is in the place."""
     out = r.uint32(width=QUAD)
-    emit(at.ldmatrix_x4(out.slot, place, lane, transposed=transposed))
+    emit(at.ldmatrix_x4(out.slot, place, lane, transposed=transposed, **attrs))
     return out
 
 

@@ -233,20 +233,20 @@ class Float32(Vector):
         all."""
         return value_of(self.slot)
 
-    def pack(self, dtype: str, into: UInt32 | None = None) -> UInt32:
+    def pack(self, dtype: str, into: UInt32 | None = None, **attrs: Any) -> UInt32:
         """Rounded to 16 bits, two to a register, or to e4m3, of which four are in one."""
         n = self.n // (4 if dtype == "e4m3" else 2)
         out = into or self.registers.uint32(width=n)
-        emit(at.pack(out.slot, self.slot, dtype=dtype))
+        emit(at.pack(out.slot, self.slot, dtype=dtype, **attrs))
         return out
 
-    def terms(self, dtype: str, count: int) -> list[UInt32]:
+    def terms(self, dtype: str, count: int, **attrs: Any) -> list[UInt32]:
         """Rounded to 16 bits and, of two terms, what rounding left out."""
-        out = [self.pack(dtype)]
+        out = [self.pack(dtype, **attrs)]
         if count > 1:
             out.append(out[0].fresh())
             for i, (rounded, rest) in enumerate(zip(*out, strict=True)):
-                (self[2 * i : 2 * i + 2] - rounded.unpack(dtype)).pack(dtype, rest)
+                (self[2 * i : 2 * i + 2] - rounded.unpack(dtype)).pack(dtype, rest, **attrs)
         return out
 
 

@@ -12,6 +12,7 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import by_wgmma, main_warps,
 from tests.given import B200, BOTH, H200, Json, altering, resized, strategies
 from tests.row import Bad, Case, Ordered, Planted, Reference, Refused, Row, Run, Same, Sampled, Size
 
+_FREE = frozenset({"warp_sync"})
 PREFILL = family("gdn_prefill")
 NAME = "gdn_prefill_qk16_v32_d128_k_last"
 strategy = strategies(
@@ -167,10 +168,11 @@ ROW = Row(
         _bad("outputs", {}, "has the outputs"),
     ),
     ordered=(
+        # one is for ptxas alone, which moves no load over it
         Ordered("one block of two units", problem(), PATHS["one block of two units"], kept=12,
-                others=lambda node: not _in_place(node), slow=True),
+                free=_FREE, missed=1, others=lambda node: not _in_place(node), slow=True),
         Ordered("one block", problem(), strategy(), kept=3,
-                others=lambda node: not _in_place(node)),
+                free=_FREE, missed=1, others=lambda node: not _in_place(node)),
         Ordered("tcgen05", problem(), TCGEN05["tcgen05, 64 rows"][1], B200),
         Ordered("wgmma", problem(), WGMMA["wgmma, pairs"][1], slow=True),
     ),
@@ -193,8 +195,8 @@ ROW = Row(
             "tcgen05", problem(40, 2), TCGEN05["tcgen05, 64 rows"][1],
             {
                 "a state's first term twice": ("b32 [%ra], {%t2_0,", "b32 [%ra], {%t1_0,"),
-                "an update's, too": ("b32 [%ra], {%t112_0,", "b32 [%ra], {%t111_0,"),
-                "columns of each other": ("b32 {%t121_0, %t121_1,", "b32 {%t121_1, %t121_0,"),
+                "an update's, too": ("b32 [%ra], {%t111_0,", "b32 [%ra], {%t110_0,"),
+                "columns of each other": ("b32 {%t120_0, %t120_1,", "b32 {%t120_1, %t120_0,"),
                 "keys of other chunks": (
                     re.compile(r"xor.b32 (\S+ \S+), \S+;"), r"xor.b32 \1, 0;"
                 ),
@@ -202,7 +204,7 @@ ROW = Row(
             device=B200,
         ),
         Planted("wgmma", problem(40, 2), WGMMA["wgmma, pairs"][1],
-                {"an update's first term twice": ("{%t86_0,", "{%t85_0,")}),
+                {"an update's first term twice": ("{%t89_0,", "{%t88_0,")}),
     ),
     sampled=tuple(
         Sampled(f"{size} dims, {dtype}", problem(20, 2, size, q, v, dtype),

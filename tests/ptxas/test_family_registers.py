@@ -119,10 +119,10 @@ FAR: dict[str, tuple[Device, Problem, Strategy, str]] = {
             B200, gdn_prefill.problem(**{"dtype": "float16"} | of), gdn_prefill.strategy(
                 **{"chunk": 64, "operands": "pairs", "solve": "pairs"} | how), STATES)
         for name, of, how in (
-            ("heads of 128", {"size": 128}, {"rows": 128, "helpers": 2}),
+            ("heads of 128", {"size": 128}, {"rows": 128, "helpers": 6}),
             ("heads of 256", {"size": 256}, {"rows": 64, "operands": "half"}),
             ("gates beside a state", {"size": 128, "values": 144, "dtype": "bfloat16"},
-             {"rows": 64, "helpers": 6, "stages": 4, "solve": "once"}),
+             {"rows": 128, "helpers": 6, "stages": 3, "solve": "once"}),
             ("gates beside blocks of 32", {"size": 128, "queries": 64, "values": 1024},
              {"chunk": 32, "rows": 128, "helpers": 6, "stages": 4, "solve_block": 32}),
         )

@@ -8,7 +8,7 @@ from ptxflow.compiler.kernels.gdn_prefill.blackwell import Blackwell, BlackwellC
 from ptxflow.compiler.kernels.gdn_prefill.decisions import TWO, UNIT, heads_each
 from ptxflow.compiler.kernels.gdn_prefill.hopper import Hopper, HopperCarry, HopperPair
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Kernel
-from ptxflow.compiler.kernels.gdn_prefill.packets import PACKETS, RELATE, WORDS, Carry, Relate
+from ptxflow.compiler.kernels.gdn_prefill.packets import PACKETS, RELATE, Carry, Relate
 from ptxflow.compiler.kernels.gdn_prefill.problem import SCHEMA
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT
 from ptxflow.compiler.launch import Given, InputParam, Launch, PresentParam, launch_of
@@ -46,7 +46,7 @@ def _relate_trip(k: Relate, length: int) -> Trip:
     """The first chunk of the only sequence."""
     values = {"num_seqs": 1, "r_begin": 0, "r_end": length, "ctaid": 0, "r_before": 1, "r_which": 1}
     values |= {register.arg.name: 0 for register in k.search.starts}
-    outputs = ((PACKETS, k.heads_each, k.lines * WORDS),) if length else ()
+    outputs = ((PACKETS, k.heads_each, k.packet.bytes // 4),) if length else ()
     return Trip(f"{length} tokens related", tuple(values.items()), outputs, RELATE)
 
 

@@ -10,12 +10,11 @@ from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Problem, Strategy
 from ptxflow.compiler.ir import elect, mbar, slot, tmem
-from ptxflow.compiler.ir.nodes import LANE, WARP, Slot, Statement, Storage, Value, const
+from ptxflow.compiler.ir.nodes import WARP, Slot, Statement, Storage, Value, const
 from ptxflow.compiler.kernels.gdn_prefill import decisions
 from ptxflow.compiler.kernels.gdn_prefill.decisions import UNIT
 from ptxflow.compiler.kernels.gdn_prefill.kernel import Held, Terms
 from ptxflow.compiler.kernels.gdn_prefill.packets import Carry
-from ptxflow.compiler.kernels.gdn_prefill.shape import Gate
 from ptxflow.compiler.kernels.gdn_prefill.swizzled import WIDE, Swizzled
 from ptxflow.compiler.tile.operands import k_major, rows_along_k, tcgen05
 from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced, where
@@ -129,8 +128,7 @@ class Blackwell(Swizzled):
 
     def _add_updates(self, n: Value) -> None:
         """2^G S + X^T K."""
-        whole = self.r.float32()
-        emit(at.ld_shared(whole.slot, self.gate(n, Gate.TOTAL), LANE << 2))
+        whole = self._whole(n)
         self._await(n, self.summed)
         for i in range(0, self.size, WIDE):
             added = self._take(slot(self.added, 0, i, WIDE))

@@ -135,11 +135,8 @@ class ChunkWarps(Shape):
         """By those who need it."""
         with trace() as scale:
             self.scale = gates.output_scale(self.r, self.size)
-        last = self.index.eq(
-            self.helpers - self.heads_each
-        )  # two that share have a gatekeeper each
-        some = (self.index < self.blocks) | self.gatekeeper
-        some = some | last if self.heads_each > 1 else some
+        some = self.index < self.blocks
+        some = some | self.gatekeeper if self.carries else some
         emit(scale if self.helpers <= self.blocks else when(some, scale))
 
     def relate(self, n: Value) -> None:
@@ -235,8 +232,10 @@ class ChunkWarps(Shape):
         emit(others)
 
     def _narrow(self, places: list[Place]) -> None:
-        """All loads are on their way before the first of their pieces is stored."""
+        """All loads are on their way before the first of their pieces is stored: ptxas does not
+        move them over the warp's meeting."""
         raw = [self.r.of(at.ld_shared, *place, n=QUAD) for place in places]
+        emit(at.warp_sync())
         for place, each in zip(places, raw, strict=True):
             narrow = each.unpack(self.dtype).pack(self.operand)
             emit(at.st_shared_v4(*place, narrow.slot))
@@ -273,11 +272,11 @@ class ChunkWarps(Shape):
         return shuffle_from(last, 31)
 
     def _put_gates(self, n: Scalar, log: Float32, beta: Float32, total: Float32) -> None:
-        raised = exp2(log)
-        read, pull = raised * self.scale, times(beta, -1.0) * raised
-        leave, whole = exp2(total.apply(at.sub_f32, log, n=log.n)), exp2(total)
-        arrays = {Gate.LOG: log, Gate.BETA: beta, Gate.PULL: pull, Gate.READ: read}
-        for which, held in (arrays | {Gate.LEAVE: leave, Gate.TOTAL: whole}).items():
+        decay, leave = exp2(log), exp2(total.apply(at.sub_f32, log, n=log.n))
+        arrays = {Gate.BETA: beta, Gate.DECAY: decay, Gate.LEAVE: leave, Gate.LOG: log}
+        if self.carries:
+            arrays |= {Gate.PULL: times(beta, -1.0) * decay, Gate.READ: decay * self.scale}
+        for which, held in arrays.items():
             for i in range(held.n):
                 place = self._gate_part(n, which, i)
                 emit(at.st_shared_lanes(place, LANE << 2, 1, held[i].slot))

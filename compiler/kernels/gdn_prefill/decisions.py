@@ -27,7 +27,7 @@ BLOCK_PITCH = UNIT * ELEMENT + PAD  # bytes between rows of a 16 x 16 block of 1
 BLOCK_BYTES = UNIT * BLOCK_PITCH
 NEAR_PITCH = (UNIT + 4) * 4  # and of one in float32
 NEAR_BYTES = UNIT * NEAR_PITCH
-GATES = 6  # arrays of a chunk: see kernel.Gate
+GATES = 6  # arrays of a chunk: see shape.Gate
 HOARD = 1.3  # registers that ptxas takes, at most, over those that it needs
 #: more registers for states as two terms, by head size; and the chunk from which on
 TERMS = {64: (8, 64), 128: (0, 16), 256: (38, 32)}
@@ -130,7 +130,7 @@ def square(f: Fields) -> Any:
 
 
 def numbers_bytes(f: Fields) -> Any:
-    """Of a chunk's arrays of gates, the last of which has a number for each lane."""
+    """Of room for a chunk's arrays of gates in a packet, which does not need them all."""
     return (GATES - 1) * gate_bytes(f) + 4 * WARP
 
 

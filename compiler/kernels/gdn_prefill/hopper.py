@@ -8,6 +8,7 @@ outputs are. What tokens of a chunk do to each other is as by mma.sync.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
@@ -20,14 +21,16 @@ from ptxflow.compiler.kernels.gdn_prefill.decisions import SWIZZLE, UNIT
 from ptxflow.compiler.kernels.gdn_prefill.kernel import ENTRY, Terms
 from ptxflow.compiler.kernels.gdn_prefill.packets import Carry
 from ptxflow.compiler.kernels.gdn_prefill.problem import ELEMENT
+from ptxflow.compiler.kernels.gdn_prefill.shape import Gate
 from ptxflow.compiler.kernels.gdn_prefill.swizzled import WIDE, Swizzled
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.lower import finish
 from ptxflow.compiler.tile.operands import COLUMN, QUAD, ROW, Matrix, k_major, rows_along_k, wgmma
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, emit, traced
+from ptxflow.compiler.tile.values import Float32, UInt32, emit, traced
 
 HANDING = 2  # the named barrier of all warps
+EARLY_TOKENS = 32  # of a chunk, for whose values and gates there are registers beside the state's
 
 
 class Hopper(Swizzled):
@@ -40,7 +43,17 @@ class Hopper(Swizzled):
         self.keys = self.tile, self.k
         self.turns = int(decisions.turns(s.fields(), problem, device))
         self.span, self.neighbours = UNIT * len(self.tiles), 2 * len(self.tiles)
-        self.packed = [self.r.uint32(width=len(self.tiles)) for _ in range(QUAD)]
+        self.packed = self._packs()
+        # what is needed first is loaded before wgmma, behind which it would wait in the same queue
+        early = self.turns == 1 and len(self.tiles) == 1 and self.chunk <= EARLY_TOKENS
+        self.early = range(self.units * early)
+        self.raw = [self._packs() for _ in self.early]
+        factors = product(self.early, self.first_gates)
+        self.factors = {each: [self.r.float32(2) for _ in range(2)] for each in factors}
+
+    def _packs(self) -> list[UInt32]:
+        """A lane's rows of all its tiles, of each of its four tokens of 16."""
+        return [self.r.uint32(width=len(self.tiles)) for _ in range(QUAD)]
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -53,14 +66,28 @@ class Hopper(Swizzled):
     def _rows_of(self, t: int, half: int) -> tuple[Value, Value, int]:
         return self.warp_row, ROW * self.neighbours + (2 * t + half), self.span
 
+    def _load_values(self, n: Value, unit: int, into: list[UInt32]) -> None:
+        """Rows of all the lane's tiles together, a token at a time."""
+        row = ROW * (self.neighbours * ELEMENT) + (WARP ^ (LANE & 3)) * (self.span * ELEMENT)
+        for i, raw in enumerate(into):
+            lane = (COLUMN + (i // 2 * 8 + i % 2)) * self.value_pitch + row
+            emit(at.ld_shared(raw.slot, self.token_rows(self.v, n, unit), lane))
+
+    def _load_early(self, n: Value) -> None:
+        for unit in self.early:
+            self._load_values(n, unit, self.raw[unit])
+        for (unit, which), pairs in self.factors.items():
+            self._load_factors(n, which, unit, pairs)
+
+    def _factors(self, n: Value, which: Gate, unit: int) -> list[Float32]:
+        return self.factors.get((unit, which)) or super()._factors(n, which, unit)
+
     def _values(self, n: Value, unit: int, t: int) -> Float32:
-        """A lane loads the rows of all its tiles together, a token at a time."""
-        if t == 0:
-            row = ROW * (self.neighbours * ELEMENT) + (WARP ^ (LANE & 3)) * (self.span * ELEMENT)
-            for i, raw in enumerate(self.packed):
-                lane = (COLUMN + (i // 2 * 8 + i % 2)) * self.value_pitch + row
-                emit(at.ld_shared(raw.slot, self.token_rows(self.v, n, unit), lane))
-        out, tokens = self.r.float32(2 * QUAD), [raw[t].unpack(self.dtype) for raw in self.packed]
+        """As sums are held."""
+        held = self.raw[unit] if self.early else self.packed
+        if t == 0 and not self.early:
+            self._load_values(n, unit, held)
+        out, tokens = self.r.float32(2 * QUAD), [raw[t].unpack(self.dtype) for raw in held]
         for i in range(2 * QUAD):
             out[i].set(tokens[i // QUAD * 2 + i % 2][i // 2 % 2])
         return out
@@ -71,7 +98,8 @@ class Hopper(Swizzled):
         if stream.ring is not self.v:
             return place, offset
         across, each = stream.across, self.span * ELEMENT // PIECE
-        token = (self.index + number * self.helpers) * (decisions.WARP // across) + LANE // across
+        span = decisions.WARP // across
+        token = self.index * span + (number * self.helpers * span % 8 + LANE // across)
         piece = (LANE % across) ^ ((token >> 1 & 3) * each)
         return place, LANE // across * self.value_pitch + (piece << 4)
 
@@ -84,13 +112,15 @@ class Hopper(Swizzled):
             pair.pack(self.dtype, packed[t])
         if t < self.tiles[-1]:
             return
-        column, count = self.place[1] * self.size + self.warp_row, self.neighbours
+        column, pitch = self.place[1] * self.size + self.warp_row, self.value_heads * self.size
+        count, mine = self.neighbours, self.first(n) + COLUMN
+        index = mine * (pitch // count) + (column // count + ROW)
         for i, packed in enumerate(self.packed):
-            first = self.first(n) + (unit * UNIT + i // 2 * 8)
-            token, place = first + COLUMN + i % 2, (first, column, 8, self.span)
-            index = token * (self.value_heads * self.size // count) + (column // count + ROW)
-            inside, element = token < self.end, ELEMENT * count
-            emit(store_global("output", index, packed.slot, place, inside, element=element))
+            later = unit * UNIT + i // 2 * 8
+            token, place = later + i % 2, (self.first(n) + later, column, 8, self.span)
+            inside, more = mine + token < self.end, {"offset": token * pitch * ELEMENT}
+            more["element"] = ELEMENT * count
+            emit(store_global("output", index, packed.slot, place, inside, cache="cs", **more))
 
     # -- multiplying ---------------------------------------------------------------------------
 
@@ -131,6 +161,7 @@ class Hopper(Swizzled):
         emit(at.wgmma_commit())
 
     def advance(self, n: Value) -> None:
+        self._load_early(n)
         pull, read = self._multiply_state(n)
         self._decay(n)
         self._differences(n, pull)

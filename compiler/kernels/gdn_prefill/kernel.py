@@ -33,6 +33,7 @@ class Kernel(ChunkWarps):
     of them. `waits`: helpers wait for the kernel before, which may still run."""
 
     waits = False
+    first_gates = Gate.BETA, Gate.PULL
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
@@ -116,17 +117,20 @@ class Kernel(ChunkWarps):
 
     def _factors(self, n: Value, which: Gate, unit: int) -> list[Float32]:
         """A gate of the lane's columns of 16 tokens, two pairs of them."""
-        name, lane = f"{which.name.lower()}{unit}_", (LANE & 3) << 3
+        name = f"{which.name.lower()}{unit}_"
         pairs = [self.r.float32(2, f"{name}{h}_") for h in range(2)]
-        for h, pair in enumerate(pairs):
-            place = lane + (unit * UNIT + 8 * h) * 4
-            emit(at.ld_shared(pair.slot, self.gate(n, which), place))
+        self._load_factors(n, which, unit, pairs)
         return pairs
+
+    def _load_factors(self, n: Value, which: Gate, unit: int, pairs: list[Float32]) -> None:
+        for h, pair in enumerate(pairs):
+            place = ((LANE & 3) << 3) + (unit * UNIT + 8 * h) * 4
+            emit(at.ld_shared(pair.slot, self.gate(n, which), place))
 
     def _differences(self, n: Value, pull: list[Float32]) -> None:
         """beta (v - 2^G S k), in the place of S k."""
         for unit in range(self.units):
-            beta, factor = (self._factors(n, which, unit) for which in (Gate.BETA, Gate.PULL))
+            beta, factor = self._pull_factors(n, unit)
             for t in self.tiles:
                 wide = self._values(n, unit, t)
                 for h in range(2):
@@ -196,7 +200,8 @@ class Kernel(ChunkWarps):
     def _outputs(self, n: Value, read: list[Float32], updates: Terms) -> None:
         """scale (2^G S q + scores X), rounded once."""
         for i in range(self.units):
-            factor, units = self._factors(n, Gate.READ, i), [self._unit(sums, i) for sums in read]
+            factor = self._read_factors(n, i)
+            units = [self._unit(sums, i) for sums in read]
             for sums in units:
                 for h in range(2):
                     emit(at.rescale(sums[h * QUAD : (h + 1) * QUAD].slot, factor[h].slot))
@@ -207,6 +212,14 @@ class Kernel(ChunkWarps):
                     self._add(sums, updates[t, j][: self.parts], b)
             for t, sums in enumerate(units):
                 self._store(n, t, i, sums)
+
+    def _pull_factors(self, n: Value, unit: int) -> list[list[Float32]]:
+        """What values and what S k count for in x."""
+        return [self._factors(n, which, unit) for which in self.first_gates]
+
+    def _read_factors(self, n: Value, unit: int) -> list[Float32]:
+        """What S q counts for in the output."""
+        return self._factors(n, Gate.READ, unit)
 
     def _store(self, n: Value, t: int, unit: int, sums: Float32) -> None:
         """Outputs of 16 tokens: two rows of a token become neighbours, then leave together."""
@@ -233,10 +246,15 @@ class Kernel(ChunkWarps):
                     self._add(self._unit(state, step), leaving[t, unit], [b])
 
     def _decay(self, n: Value) -> None:
-        whole = self.r.float32()
-        emit(at.ld_shared(whole.slot, self.gate(n, Gate.TOTAL), LANE << 2))
+        whole = self._whole(n)
         for state in self.state:
             emit(at.scale_f32(state.slot, state.slot, whole.slot))
+
+    def _whole(self, n: Value) -> Float32:
+        """What the state counts for at the chunk's end."""
+        out, last = self.r.float32(), const((self.chunk - 1) << 2)
+        emit(at.ld_shared(out.slot, self.gate(n, Gate.DECAY), last))
+        return out
 
     # -- the whole -----------------------------------------------------------------------------
 

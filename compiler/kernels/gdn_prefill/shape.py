@@ -31,12 +31,12 @@ PRESENT = "state_present"
 class Gate(IntEnum):
     """Arrays of a chunk, a number for each token."""
 
-    LOG = 0  # G
-    BETA = 1
-    PULL = 2  # -beta 2^G: what S k counts for in x
-    READ = 3  # scale 2^G: what S q counts for in the output
-    LEAVE = 4  # 2^(G at the end - G): what x counts for in the state
-    TOTAL = 5  # 2^(G at the end), for each lane
+    BETA = 0
+    DECAY = 1  # 2^G: what the state counts for; of the last token, in the next chunk
+    LEAVE = 2  # 2^(G at the end - G): what x counts for in the state
+    LOG = 3  # G: for helpers alone, and not in a packet, as little as what others say
+    PULL = 4  # -beta 2^G: what S k counts for in x
+    READ = 5  # scale 2^G: what S q counts for in the output
 
 
 class Shape:
@@ -140,8 +140,8 @@ class Shape:
         return n % count if self.carries else self.mine
 
     def gate(self, n: Value, which: Gate) -> Slot:
-        size = decisions.WARP * 4 if which is Gate.TOTAL else self.gate_bytes
-        return slot(self.gates, self.buffer(n, self.gate_buffers), which * self.gate_bytes, size)
+        first = which * self.gate_bytes
+        return slot(self.gates, self.buffer(n, self.gate_buffers), first, self.gate_bytes)
 
     def token_rows(self, storage: Storage, n: Value, unit: Scalar) -> Slot:
         """The rows of 16 tokens of a chunk."""
