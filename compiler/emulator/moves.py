@@ -15,8 +15,7 @@ from ptxflow.compiler.emulator.race import shorten
 from ptxflow.compiler.emulator.touches import touch
 from ptxflow.compiler.emulator.warp import Step, Warp
 
-# 9.7.9.1 cache operators, 9.7.9.2 eviction: of no effect on values
-_HINT = r"(?:\.(?:c[agsv]|lu|wb|wt|L1::(?:no_allocate|evict_first|evict_last)))?"
+_HINT = r"(?:\.L1::(?:no_allocate|evict_first|evict_last))?"  # of no effect on values
 
 
 def register_width(line: Line, index: int) -> int:
@@ -198,7 +197,7 @@ def _load_cluster(w: Warp, places: Places, lanes: Array | None) -> Array:
 
 @operation(r"st\.(local)(?:\.v([24]))?\.[busf](8|16|32|64)")
 @operation(
-    rf"st(?:\.(shared|shared::cta|shared::cluster|global))?{_HINT}"
+    rf"st(?:\.(shared|shared::cta|shared::cluster|global))?(?:\.(?:wb|c[gs]|wt))?{_HINT}"
     r"(?:\.v([248]))?\.[busf](8|16|32|64)"
 )
 def store(line: Line) -> Step:

@@ -77,6 +77,11 @@ class Stream:
         """Copies of a token."""
         return self.bytes // PIECE
 
+    @property
+    def span(self) -> int:
+        """Tokens that a warp copies at a time."""
+        return WARP // self.across
+
 
 class ChunkWarps(Shape):
     """What the helpers do; `self.index` counts them."""
@@ -133,11 +138,14 @@ class ChunkWarps(Shape):
 
     def _find_scale(self) -> None:
         """By those who need it."""
-        with trace() as scale:
-            self.scale = gates.output_scale(self.r, self.size)
-        some = self.index < self.blocks
+        scale, some = self._scale(), self.index < self.blocks
         some = some | self.gatekeeper if self.carries else some
         emit(scale if self.helpers <= self.blocks else when(some, scale))
+
+    def _scale(self) -> list[Statement]:
+        with trace() as found:
+            self.scale = gates.output_scale(self.r, self.size)
+        return found
 
     def relate(self, n: Value) -> None:
         """The work on chunk n, and the gates of the next."""
@@ -166,8 +174,11 @@ class ChunkWarps(Shape):
     def handed(self, n: Value, name: str, index: int, part: int) -> UInt32:
         """A term of a block of `scores`, `pulls` or `solved`, as an operand of main warps."""
         if name == "solved":
-            return load_matrix(self.r, self.solved_blocks(n, index, part), K_BLOCK, True)
+            return self._solved(n, index, part)
         return load_matrix(self.r, self.block(getattr(self, name), n, index, part), N_BLOCK)
+
+    def _solved(self, n: Value, index: int, part: int, **attrs: Any) -> UInt32:
+        return load_matrix(self.r, self.solved_blocks(n, index, part), K_BLOCK, True, **attrs)
 
     def _later(self, n: Scalar) -> Statement:
         """Asks for the gates of a chunk, if it is there."""
@@ -190,16 +201,20 @@ class ChunkWarps(Shape):
 
     def _ring_place(self, n: Scalar, stream: Stream, number: int) -> Place:
         """The rows of a ring that a warp's pieces fill, and the lane's offset in them."""
-        span = WARP // stream.across
-        first = (self.index + number * self.helpers) * span
+        first, span = (self.index + number * self.helpers) * stream.span, stream.span
         rows = slot(stream.ring, n % self.stages, first * stream.pitch, span * stream.pitch)
         return rows, LANE // stream.across * stream.pitch + (LANE % stream.across << 4)
+
+    def _token(self, stream: Stream, number: int) -> Value:
+        """The lane's row in a ring, up to a multiple of eight."""
+        later = number * self.helpers * stream.span % 8
+        return self.index * stream.span + (later + LANE // stream.across)
 
     def ask(self, n: Scalar) -> list[Body]:
         """Copies of chunk n; past the end of the sequence its last token again."""
         out: list[Body] = []
         for stream in self._streams():
-            total, span = self.chunk * stream.across // WARP, WARP // stream.across
+            total, span = self.chunk * stream.across // WARP, stream.span
             first = self.first(n) + (self.index * span + LANE // stream.across)
             column = stream.first // (PIECE // ELEMENT) + LANE % stream.across
             for i in self._rounds(total):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
+from typing import Any
 
 from ptxflow.compiler.atoms import at
 from ptxflow.compiler.device import Device
@@ -98,9 +99,7 @@ class Hopper(Swizzled):
         if stream.ring is not self.v:
             return place, offset
         across, each = stream.across, self.span * ELEMENT // PIECE
-        span = decisions.WARP // across
-        token = self.index * span + (number * self.helpers * span % 8 + LANE // across)
-        piece = (LANE % across) ^ ((token >> 1 & 3) * each)
+        piece = (LANE % across) ^ ((self._token(stream, number) >> 1 & 3) * each)
         return place, LANE // across * self.value_pitch + (piece << 4)
 
     def _store(self, n: Value, t: int, unit: int, sums: Float32) -> None:
@@ -115,12 +114,12 @@ class Hopper(Swizzled):
         column, pitch = self.place[1] * self.size + self.warp_row, self.value_heads * self.size
         count, mine = self.neighbours, self.first(n) + COLUMN
         index = mine * (pitch // count) + (column // count + ROW)
+        attrs: dict[str, Any] = {"element": ELEMENT * count, "cache": "cs"}  # none is read again
         for i, packed in enumerate(self.packed):
             later = unit * UNIT + i // 2 * 8
             token, place = later + i % 2, (self.first(n) + later, column, 8, self.span)
-            inside, more = mine + token < self.end, {"offset": token * pitch * ELEMENT}
-            more["element"] = ELEMENT * count
-            emit(store_global("output", index, packed.slot, place, inside, cache="cs", **more))
+            inside, attrs["offset"] = mine + token < self.end, token * pitch * ELEMENT
+            emit(store_global("output", index, packed.slot, place, inside, **attrs))
 
     # -- multiplying ---------------------------------------------------------------------------
 

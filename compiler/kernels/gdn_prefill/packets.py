@@ -1,7 +1,8 @@
 """Two kernels: one relates the tokens of all chunks at once, the other only carries the state.
 
 What helpers of a single kernel hand over in shared memory is a packet in the workspace here, for
-each value head of a chunk: blocks as lanes hold them for an MMA, then the arrays of gates.
+each value head of a chunk: blocks as lanes hold them for an MMA, without the zeros above the
+diagonal, then the arrays of gates from which the others can be worked out.
 """
 
 from collections.abc import Sequence
@@ -25,25 +26,17 @@ from ptxflow.compiler.ir.nodes import (
     param,
 )
 from ptxflow.compiler.kernels.attention.sequences import Search
-from ptxflow.compiler.kernels.gdn_decode import gates
 from ptxflow.compiler.kernels.gdn_prefill import decisions
-from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import (
-    K_BLOCK,
-    PIECE,
-    ChunkWarps,
-    Place,
-    Rows,
-    Stream,
-)
+from ptxflow.compiler.kernels.gdn_prefill.chunk_warps import PIECE, ChunkWarps, Place, Rows, Stream
 from ptxflow.compiler.kernels.gdn_prefill.decisions import LINE, UNIT, WARP
 from ptxflow.compiler.kernels.gdn_prefill.kernel import Kernel
 from ptxflow.compiler.kernels.gdn_prefill.problem import BOUND_BYTES, ELEMENT
 from ptxflow.compiler.kernels.gdn_prefill.shape import PRESENT, Gate, Shape
 from ptxflow.compiler.launch import Given, Launch, Workspace, launch_of
 from ptxflow.compiler.lower import finish, layout
-from ptxflow.compiler.tile.operands import QUAD, load_matrix
+from ptxflow.compiler.tile.operands import QUAD
 from ptxflow.compiler.tile.tensors import store_global
-from ptxflow.compiler.tile.values import Float32, UInt32, emit, times, trace, traced, where
+from ptxflow.compiler.tile.values import Float32, UInt32, emit, times, traced, where
 
 RELATE = "gdn_prefill_relate"
 PACKETS = "packets"
@@ -75,7 +68,8 @@ class Packet:
     def _add(self, block: Block, diagonal: bool) -> None:
         self.place[block] = self.gates
         self.gates += DIAGONAL if diagonal else LINE
-        self.diagonal |= {block} if diagonal else set()
+        if diagonal:
+            self.diagonal.add(block)
 
     @property
     def bytes(self) -> int:
@@ -90,7 +84,8 @@ class Relate(ChunkWarps):
 
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
-        self.token_pitch = self.size * ELEMENT  # not padded: what a copy asks for is whole lines
+        # not padded, as copies are of whole lines then; their storage has room for the padding
+        self.token_pitch = self.size * ELEMENT
         self.search = Search("cu_seqlens", self.chunk, prefix=self.prefix, word=BOUND_BYTES)
         self.groups = self.value_heads // self.heads_each
         self._place = CTAID // self.groups
@@ -115,9 +110,7 @@ class Relate(ChunkWarps):
 
     def _ring_place(self, n: Scalar, stream: Stream, number: int) -> Place:
         place, offset = super()._ring_place(n, stream, number)
-        span = WARP // stream.across
-        row = self.index * span + (number * self.helpers * span % 8 + LANE // stream.across)
-        return place, offset ^ ((row & 7) << 4)
+        return place, offset ^ ((self._token(stream, number) & 7) << 4)
 
     def token_block(self, storage: Storage, n: Value, unit: Scalar, rows: Rows, step: int) -> Place:
         """Of a token's 16-byte pieces eight change places, by its number: for other banks."""
@@ -169,18 +162,17 @@ class Relate(ChunkWarps):
             put()
 
     def _leave_solved(self, n: Value, block: Block) -> None:
-        diagonal, (_, number, p) = block in self.packet.diagonal, block
-        spare = {"unread": "dst"} if diagonal else {}
-        place = self.solved_blocks(n, number, p)
-        held = load_matrix(self.r, place, K_BLOCK, transposed=True, **spare)
-        put = partial(self._leave_diagonal, order=(0, 2, 3)) if diagonal else self._leave
-        put(self.packet.place[block], held)
+        place, which = self.packet.place[block], block[1:]
+        if block in self.packet.diagonal:
+            self._leave_diagonal(place, self._solved(n, *which, unread="dst"), (0, 2, 3))
+        else:
+            self._leave(place, self._solved(n, *which))
 
     def _leave_gates(self, first: int) -> None:
         """Of gates 512 bytes, or the rest."""
         size = min(LINE, self.packet.gate_bytes - first)
-        lane = LANE.min(size // PIECE - 1)
-        held = self.r.of(at.ld_shared, slot(self.gates, self.mine, first, size), lane << 4, n=QUAD)
+        source, lane = slot(self.gates, self.mine, first, size), LANE.min(size // PIECE - 1)
+        held = self.r.of(at.ld_shared, source, lane << 4, n=QUAD)
         self._leave(self.packet.gates + first, held, size)
 
     def _put_terms(
@@ -219,10 +211,10 @@ class Relate(ChunkWarps):
         emit(store_global(PACKETS, index, held.slot, region, inside, element=each))
 
     def _leave_diagonal(self, first: Scalar, held: UInt32, order: Sequence[int]) -> None:
-        """All but what earlier tokens take of later ones, which is nothing."""
-        begin, *pair = order
-        self._leave(first, self._line(held, pair), PAIR)
-        self._leave(first + PAIR, held[begin], DIAGONAL - PAIR)
+        """Three registers, by their places in `held`: what earlier tokens take of later ones is
+        nothing."""
+        self._leave(first, self._line(held, order[1:]), PAIR)
+        self._leave(first + PAIR, held[order[0]], DIAGONAL - PAIR)
 
 
 class Carry(Kernel):
@@ -234,8 +226,8 @@ class Carry(Kernel):
     def __init__(self, problem: Problem, s: Strategy, device: Device):
         super().__init__(problem, s, device)
         self.packet = Packet(self)
-        room = int(decisions.packet_lines(s.fields())) * LINE
-        self.packets = smem(PACKETS, room, self.stages, align=128)
+        room = decisions.packet_lines(s.fields()) * LINE  # more than a packet has
+        self.packets = smem(PACKETS, int(room), self.stages, align=128)
 
     @property
     def storage(self) -> tuple[Storage, ...]:
@@ -247,9 +239,7 @@ class Carry(Kernel):
         return parameters(f"{tensors}: ptr, scale {PRESENT} num_seqs: u32")
 
     def load_state(self) -> list[Statement]:
-        with trace() as scale:
-            self.scale = gates.output_scale(self.r, self.size)
-        return [when(const(0) < self.chunks, scale), *super().load_state()]
+        return [when(const(0) < self.chunks, self._scale()), *super().load_state()]
 
     def _pull_factors(self, n: Value, unit: int) -> list[list[Float32]]:
         beta, decay = super()._pull_factors(n, unit)

@@ -34,7 +34,7 @@ class Gate(IntEnum):
     BETA = 0
     DECAY = 1  # 2^G: what the state counts for; of the last token, in the next chunk
     LEAVE = 2  # 2^(G at the end - G): what x counts for in the state
-    LOG = 3  # G: for helpers alone, and not in a packet, as little as what others say
+    LOG = 3  # G: for helpers alone. This and the following are in no packet
     PULL = 4  # -beta 2^G: what S k counts for in x
     READ = 5  # scale 2^G: what S q counts for in the output
 
