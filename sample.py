@@ -56,8 +56,8 @@ def what_is_sampled(parser: Parser) -> None:
         "--definition",
         required=True,
         metavar="NAME|PATH|list",
-        help="one of the 46 that come with ptxflow, or a JSON file of the same schema; `list` "
-        "prints the names with their axes",
+        help="one of the 46 that come with ptxflow, a GEMM of any size, as gemm_n11008_k4096, or a "
+        "JSON file of the same schema; `list` prints the names with their axes",
     )
     add(
         "--axes",
@@ -88,8 +88,9 @@ def what_is_sampled(parser: Parser) -> None:
         choices=("listed", "wide"),
         help="which strategies there are: wide has finer decisions, where the family has some, and "
         "holds the listed ones (default: that which the policy of --checkpoint draws from, else "
-        "listed; of a --library, which is measured, listed, and wide those around the best listed "
-        "ones and of rare choices, too)",
+        "wide where the shape was never trained and the wide space was measured, else listed; of a "
+        "--library, which is measured, listed, and wide those around the best listed ones and of "
+        "rare choices, too)",
     )
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
     add(
@@ -243,10 +244,12 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")
     if args.space == "wide" and family.wide is family:
         raise UsageError(f"--space wide: {family.name} has no wide space")
-    if args.space is None and args.checkpoint:
-        from ptxflow.eval.sample.draws import of_wide
+    if args.space is None:
+        from ptxflow.eval.sample.draws import of_wide, usually_wide
 
-        args.space = "wide" if of_wide(args.checkpoint, family) else "listed"
+        given = args.checkpoint and of_wide(args.checkpoint, family)
+        usual = not args.checkpoint and usually_wide(device.name, definition, axes)
+        args.space = "wide" if given or usual else "listed"
     space = find_whole_space(family.wide if args.space == "wide" else family, problem, device)
     with OutputFolder(out, marker="summary.json") as folder:
         result = sample_kernels(args, definition, axes, space, gpu)

@@ -52,3 +52,12 @@ def wrong(
 ) -> dict[str, int]:
     """What is out of bounds behind a run."""
     return outside(case, run(p, s, case, dev, text))
+
+
+def barriers(at: int, count: int = 1) -> str:
+    """A thread's PTX that makes mbarriers for one arrival, from that byte of shared memory on."""
+    made = "".join(f"    mbarrier.init.shared::cta.b64 [%r10+{8 * i}], 1;\n" for i in range(count))
+    return (
+        f"    add.u32 %r10, %s, {at};\n    setp.ne.u32 %p1, %t, 0;\n    @%p1 bra MADE;\n{made}"
+        "    fence.mbarrier_init.release.cluster;\nMADE:\n"
+    )

@@ -21,23 +21,11 @@ _SPECIAL = re.compile(
     r"smid|clock\w*|globaltimer\w*|dynamic_smem_size)\b"
 )
 _INSTRUCTION = {
-    "add": "add.u32",
-    "sub": "sub.u32",
-    "mul": "mul.lo.u32",
-    "mulhi": "mul.hi.u32",
-    "div": "div.u32",
-    "rem": "rem.u32",
-    "xor": "xor.b32",
-    "and": "and.b32",
-    "or": "or.b32",
-    "shl": "shl.b32",
-    "shr": "shr.u32",
-    "min": "min.u32",
-    "lt": "setp.lt.u32",
-    "ge": "setp.ge.u32",
-    "eq": "setp.eq.u32",
-    "ne": "setp.ne.u32",
-}
+    "add": "add.u32", "sub": "sub.u32", "mul": "mul.lo.u32", "mulhi": "mul.hi.u32",
+    "div": "div.u32", "rem": "rem.u32", "min": "min.u32",
+    "xor": "xor.b32", "and": "and.b32", "or": "or.b32", "shl": "shl.b32", "shr": "shr.u32",
+    "lt": "setp.lt.u32", "ge": "setp.ge.u32", "eq": "setp.eq.u32", "ne": "setp.ne.u32",
+}  # fmt: skip
 _PARAM_TYPES = {
     "map": ".param .align 64 .b8 {}[128]",
     "ptr": ".param .u64 {}",

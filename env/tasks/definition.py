@@ -21,6 +21,7 @@ from ptxflow.command import BadInput
 
 FOLDER = Path(__file__).resolve().parent / "definitions"
 OWN = FOLDER.with_name("own_definitions")  # of operators that the 46 lack
+GEMM = re.compile(r"gemm_n([1-9]\d*)_k([1-9]\d*)")  # names that say their constants
 DTYPES = (
     "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
     "int64", "int32", "int16", "int8", "bool",
@@ -143,6 +144,12 @@ class Definition:
             )
         return replace(self, axes=values, source=source)
 
+    def sized(self, name: str, axes: Mapping[str, int], what: str = "") -> "Definition":
+        """The same with other constants, under a name of its own."""
+        made = self.resized(**{n: axes[n] for n in self.const_axes})
+        about = ", ".join(f"{n} {v}" for n, v in made.const_axes.items())
+        return replace(made, name=name, description=f"{what}as {self.name} with {about}")
+
     def to_json(self) -> dict[str, Any]:
         """The definition as FlashInfer-Bench JSON; `parse` reads it back."""
         data: dict[str, Any] = {"name": self.name, "op_type": self.op_type}
@@ -203,7 +210,8 @@ def own_names() -> tuple[str, ...]:
 
 
 def load(name: str | os.PathLike[str]) -> Definition:
-    """The definition of that name, or the one in that JSON file (a path, or `*.json`).
+    """The definition of that name, or the one in that JSON file (a path, or `*.json`). Of
+    a GEMM a name may say any constants: `gemm_n11008_k4096`.
 
     DefinitionError with near names for an unknown one, with line and column where a file is not
     JSON, and with the key that is wrong.
@@ -215,6 +223,8 @@ def load(name: str | os.PathLike[str]) -> Definition:
     if not is_path:
         if text in (known := _paths(FOLDER, OWN)):
             return _listed(text)
+        if said := GEMM.fullmatch(text):
+            return load("gemm_n4096_k4096").sized(text, {"N": int(said[1]), "K": int(said[2])})
         near = difflib.get_close_matches(text, known, n=5, cutoff=0.4)
         hint = f"near names: {', '.join(near)}" if near else "no name is near"
         raise DefinitionError(

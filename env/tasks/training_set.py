@@ -175,29 +175,16 @@ ROWS = (
 )  # fmt: skip
 #: of definitions that no committed policy was trained on
 OWN_ROWS = (Row(own_names(), trained=GEMM.trained, held_out=GEMM.held_out, typical=GEMM.typical),)
+_DEMO = Row(
+    ("gemm_n2048_k4096", "gemm_n4096_k4096", "gemm_n6144_k4096"), trained={"M": (64, 1024)},
+    held_out={"M": (1000,)}, typical=GEMM.typical,
+)  # fmt: skip
 PRESETS = {
     "full": Preset(ROWS, minutes=24.0, measurements=16),
-    "shapes": Preset(
-        ROWS,
-        minutes=24.0,
-        measurements=4,
-        shapes=256,
-        train={"stages": 1, "batch": 512, "workloads": 16, "knowing": "model"},
-    ),
-    "demo": Preset(
-        (
-            Row(
-                ("gemm_n2048_k4096", "gemm_n4096_k4096", "gemm_n6144_k4096"),
-                trained={"M": (64, 1024)},
-                held_out={"M": (1000,)},
-                typical=GEMM.typical,
-            ),
-        ),
-        minutes=1.2,
-        measurements=8,
-        train={"stages": 2, "batch": 256},
-    ),
-}
+    "shapes": Preset(ROWS, minutes=24.0, measurements=4, shapes=256,
+        train={"stages": 1, "batch": 512, "workloads": 16, "knowing": "model"}),
+    "demo": Preset((_DEMO,), minutes=1.2, measurements=8, train={"stages": 2, "batch": 256}),
+}  # fmt: skip
 # Fields of `TrainConfig` where training runs on a GPU: batches that fill it, and a deeper network,
 # which costs little there
 ON_GPU: Mapping[str, Any] = {"batch": 16384, "workloads": 64, "each": 64, "layers": 3}

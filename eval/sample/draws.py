@@ -70,13 +70,26 @@ def of_wide(path: Path, family: Family) -> bool:
     return told.get(family.name) == decision_digest(family.wide)
 
 
+def wide_checkpoint(device: str) -> Path:
+    """The policy of a device's wide spaces, by surrogates of their own; not all have one."""
+    return WIDE.with_name(f"wide-{device}.safetensors")
+
+
+def usually_wide(device: str, definition: Definition, axes: Mapping[str, int]) -> bool:
+    """Whether strategies come from the wide space where nobody says: far from what the device's
+    policy was trained on, where another knows the family's wide space by measurements."""
+    if not of_wide(wide_checkpoint(device), find_family(definition)):
+        return False
+    return usual_checkpoint(device, definition, axes) == ANY
+
+
 def usual_checkpoint(
     device: str, definition: Definition, *axes: Mapping[str, int], wide: bool = False
 ) -> Path:
     """The device's policy; the one for any shape and device where these workloads of a definition
     are all far from what the first was trained on, and none from what the other was. Of a wide
     space that which draws from it, where there is one: the device's, or any's."""
-    for path in (WIDE.with_name(f"wide-{device}.safetensors"), WIDE) if wide else ():
+    for path in (wide_checkpoint(device), WIDE) if wide else ():
         if of_wide(path, find_family(definition)):
             return path
 
@@ -174,7 +187,7 @@ def arguments() -> argparse.ArgumentParser:
     add("-k", type=positive_int, default=16, help="distinct strategies of a workload (default: 16)")
     add("--from", dest="source", choices=(POLICY, REWARD, BOTH), default=POLICY,
         help="as sample.py's (default: policy)")  # fmt: skip
-    add("--space", choices=("listed", "wide"), default="listed", help="as sample.py's")
+    add("--space", choices=("listed", "wide"), default="listed", help="default: listed")
     add("--sharpness", type=float, default=SHARPNESS, help="as sample.py's (default: 2)")
     add("--seed", type=natural_int, default=0)
     add("--jobs", type=positive_int, default=cores(), help="processes (default: one a core)")

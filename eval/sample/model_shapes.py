@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +99,7 @@ def need(template: str, name: str, what: str, **constants: int) -> Need:
         return Need(load(name), what)
     base = load(template)
     whole = following({**base.const_axes, **constants})
-    sized = base.resized(**{n: whole[n] for n in base.const_axes})
-    about = ", ".join(f"{n} {v}" for n, v in sized.const_axes.items())
-    return Need(replace(sized, name=name, description=f"{what}: as {template} with {about}"), what)
+    return Need(base.sized(name, whole, f"{what}: "), what)
 
 
 def gemm(n: int, k: int, what: str) -> Need:

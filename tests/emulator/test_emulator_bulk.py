@@ -10,16 +10,11 @@ from ptxflow.compiler.emulator import Fault, from_bfloat16, to_bfloat16
 from ptxflow.compiler.emulator.bulk import OPERATIONS, reduced
 from ptxflow.compiler.emulator.fault import PtxSyntaxError
 from ptxflow.compiler.launch import TensorMapParam
+from tests.emulation import barriers
 
 Execute = Callable[..., Any]
 ROUND_TRIP = """
-    add.u32 %r10, %s, 4096;
-    setp.ne.u32 %p1, %t, 0;
-    @%p1 bra MADE;
-    mbarrier.init.shared::cta.b64 [%r10], 1;
-    fence.mbarrier_init.release.cluster;
-MADE:
-    bar.sync 0;
+BARRIERS    bar.sync 0;
     @%p1 bra END;
     mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r10], {bytes};
     {load}
@@ -30,7 +25,7 @@ WAIT:
     cp.async.bulk.commit_group;
     cp.async.bulk.wait_group 0;
 END:
-"""
+""".replace("BARRIERS", barriers(4096))
 LOAD = "cp.async.bulk.tensor.{n}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
 STORE = "{op}.bulk.tensor.{n}d.global.shared::cta{how}.bulk_group"
 

@@ -9,19 +9,13 @@ import pytest
 
 from ptxflow.compiler.emulator import Fault
 from ptxflow.compiler.launch import TensorMapParam
+from tests.emulation import barriers
 from tests.emulator.test_emulator_kinds import N, core_matrices, descriptor, encode
 
 Execute = Callable[..., Any]
 PAIR = """
     mov.u32 %r14, %cluster_ctarank;
-    add.u32 %r10, %s, 8192;
-    setp.ne.u32 %p1, %t, 0;
-    @%p1 bra MADE;
-    mbarrier.init.shared::cta.b64 [%r10], 1;
-    mbarrier.init.shared::cta.b64 [%r10+8], 1;
-    fence.mbarrier_init.release.cluster;
-MADE:
-    bar.warp.sync 0xFFFFFFFF;
+BARRIERS    bar.warp.sync 0xFFFFFFFF;
     setp.ge.u32 %p3, %t, 32;
     @%p3 bra HAVE;
     tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r10+16], 64;
@@ -80,7 +74,7 @@ DONE:
     tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r11, 64;
 LEFT:
     bar.warp.sync 0xFFFFFFFF;
-"""  # noqa: E501
+""".replace("BARRIERS", barriers(8192, 2))  # noqa: E501
 
 
 def pair_text(m: int, rows: int, size: int) -> str:

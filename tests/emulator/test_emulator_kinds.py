@@ -12,18 +12,12 @@ from ptxflow.compiler.emulator.fault import PtxSyntaxError
 from ptxflow.compiler.emulator.values import FORMAT_BYTES, decode
 from ptxflow.compiler.emulator.wgmma import fragment
 from ptxflow.compiler.launch import TensorMapParam
+from tests.emulation import barriers
 
 Execute = Callable[..., Any]
 N = 16
 LOADED = """
-    add.u32 %r10, %s, 8192;
-    setp.ne.u32 %p1, %t, 0;
-    @%p1 bra MADE;
-    mbarrier.init.shared::cta.b64 [%r10], 1;
-    mbarrier.init.shared::cta.b64 [%r10+8], 1;
-    fence.mbarrier_init.release.cluster;
-MADE:
-    bar.sync 0;
+BARRIERS    bar.sync 0;
     @%p1 bra LOADED;
     mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r10], {bytes};
     cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes
@@ -32,7 +26,7 @@ LOADED:
     mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r10], 0;
     @!%p2 bra LOADED;
     bar.warp.sync 0xFFFFFFFF;
-"""
+""".replace("BARRIERS", barriers(8192, 2))
 
 
 def encode(values: NDArray[np.int64], kind: str) -> NDArray[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ptxflow.compiler.emulator import race
+from tests.emulation import barriers
 
 Execute = Callable[..., Any]
 
@@ -47,14 +48,8 @@ SKIP:
     @!%p1 cp.async.bulk.wait_group 0;
 """
 INIT = """
-    add.u32 %r10, %s, 512;
-    setp.ne.u32 %p1, %t, 0;
-    @%p1 bra MADE;
-    mbarrier.init.shared::cta.b64 [%r10], 1;
-    fence.mbarrier_init.release.cluster;
-MADE:
-    bar.sync 0;
-"""
+BARRIERS    bar.sync 0;
+""".replace("BARRIERS", barriers(512))
 WAIT = """
 AGAIN{0}:
     mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r10], {0};
@@ -154,14 +149,7 @@ HANDED_ON = "    bar.sync 2, 64;\n"
 # knows of nothing but the commit, loads both places again.
 COMMITTED = (
     """
-    add.u32 %r10, %s, 4096;
-    setp.ne.u32 %p1, %t, 0;
-    @%p1 bra MADE;
-    mbarrier.init.shared::cta.b64 [%r10], 1;
-    mbarrier.init.shared::cta.b64 [%r10+8], 1;
-    fence.mbarrier_init.release.cluster;
-MADE:
-    bar.warp.sync 0xFFFFFFFF;
+BARRIERS    bar.warp.sync 0xFFFFFFFF;
     setp.ge.u32 %p3, %t, 32;
     setp.eq.u32 %p4, %t, 32;
     @%p3 bra HAVE;
@@ -194,7 +182,7 @@ WRITTEN:
     setp.ge.u32 %p5, %t, 64;
     @%p5 bra RELOAD;
     bar.sync 1, 64;
-"""
+""".replace("BARRIERS", barriers(4096, 2))
     + f"{HANDED_ON}{PRODUCT}"
     + """    @%p4 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r10];
     bra DONE;

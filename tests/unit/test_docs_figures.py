@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import H200, device
+from ptxflow.env.relation import relate
 from ptxflow.env.reward import Reward, target
 from ptxflow.env.reward_source import build
 from ptxflow.env.space import Space, enumerate_space
@@ -23,11 +24,11 @@ from ptxflow.env.tasks.definition import load, parse
 from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.markdown import quoted as sections_of
 from ptxflow.eval.sample import live
-from ptxflow.eval.sample.draws import default_checkpoint
+from ptxflow.eval.sample.draws import default_checkpoint, scored, usually_wide, wide_checkpoint
 from ptxflow.eval.sample.selection import choose
 from ptxflow.eval.study.training_plots import KINDS
 from ptxflow.gfn.checkpoint import read
-from ptxflow.gfn.inference import draw_distinct, load_policy, log_probs
+from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -187,11 +188,14 @@ def test_the_tutorial_quotes_what_is_sampled() -> None:
     definition = parse(json.loads(DEFINITION.findall(page)[0]))
     quoted = page.partition("$ ptxflow sample ")[2].partition("```")[0]
     rows = re.findall(r"^\d+ +(\w{16}) +(\w+) +([\d.]+) ", quoted, re.M)
-    space = enumerate_space(*find_problem(definition, {"M": 77}), H200)
-    assert f"{len(space):,} valid strategies" in " ".join(page.split())
-    policy = load_policy(default_checkpoint("h200"))
-    scores = log_probs(policy, space)
-    chosen = choose(policy.about, definition, space, scores, draw_distinct(scores, 4, seed=0), 4)
+    family, problem = find_problem(definition, {"M": 77})
+    assert f"{len(enumerate_space(family, problem, H200)):,} listed" in " ".join(page.split())
+    assert usually_wide("h200", definition, {"M": 77})
+    policy = load_policy(wide_checkpoint("h200"))
+    pool, asked, sure = scored(policy, relate(family.wide, problem, H200), 4, 0, SHARPNESS)
+    assert f" {asked:,} that a search" in quoted
+    space, draws = pool.space, (pool.log_probs, pool.drawn)
+    chosen = choose(policy.about, definition, space, *draws, 4, listed=sure)
     best = sorted(map(int, chosen.places), key=lambda p: -chosen.predicted[p])
     drawn = set(chosen.places[: chosen.drawn].tolist())
     assert {key for key, _, _ in rows} == {space.strategy(int(space.codes[p])).key for p in best}
