@@ -244,13 +244,10 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or Path("out", f"{definition.name}-{_text(axes, '-', '')}-{device.name}")
     if args.space == "wide" and family.wide is family:
         raise UsageError(f"--space wide: {family.name} has no wide space")
-    if args.space is None:
-        from ptxflow.eval.sample.draws import of_wide, usually_wide
+    from ptxflow.eval.sample.draws import takes_wide
 
-        given = args.checkpoint and of_wide(args.checkpoint, family)
-        usual = not args.checkpoint and usually_wide(device.name, definition, axes)
-        args.space = "wide" if given or usual else "listed"
-    space = find_whole_space(family.wide if args.space == "wide" else family, problem, device)
+    wide = takes_wide(args.space, args.checkpoint, device.name, definition, axes)
+    space = find_whole_space(family.wide if wide else family, problem, device)
     with OutputFolder(out, marker="summary.json") as folder:
         result = sample_kernels(args, definition, axes, space, gpu)
         write(result, definition, folder)
@@ -302,7 +299,7 @@ def sample_kernels(
     from ptxflow.eval.sample.selection import POLICY, REWARD, choose, reward_alone
     from ptxflow.gfn.inference import POOL, SHARPNESS, at_temperature, load_policy, with_family
 
-    wide = args.space == "wide"
+    wide = bool(space.family.implied)
     checkpoint = args.checkpoint or usual_checkpoint(space.device.name, definition, axes, wide=wide)
     tau, sharpness = TAU, SHARPNESS if args.sharpness is None else args.sharpness
     if args.k > len(space):

@@ -75,12 +75,18 @@ def wide_checkpoint(device: str) -> Path:
     return WIDE.with_name(f"wide-{device}.safetensors")
 
 
-def usually_wide(device: str, definition: Definition, axes: Mapping[str, int]) -> bool:
-    """Whether strategies come from the wide space where nobody says: far from what the device's
-    policy was trained on, where another knows the family's wide space by measurements."""
-    if not of_wide(wide_checkpoint(device), find_family(definition)):
+def takes_wide(
+    space: str | None, checkpoint: Path | None, device: str, definition: Definition,
+    axes: Mapping[str, int],
+) -> bool:  # fmt: skip
+    """Whether strategies come from the wide space: where it is asked for, else where the policy
+    that is given draws from it; without one far from what the device's policy was trained on, where
+    another knows the family's wide space by measurements."""
+    if space:
+        return space == "wide"
+    if not of_wide(checkpoint or wide_checkpoint(device), find_family(definition)):
         return False
-    return usual_checkpoint(device, definition, axes) == ANY
+    return bool(checkpoint) or usual_checkpoint(device, definition, axes) == ANY
 
 
 def usual_checkpoint(
@@ -149,7 +155,7 @@ def apart(codes: Codes, tflops: Values) -> tuple[Codes, Values]:
 
 def drawn(
     place: Place, checkpoint: Path | None, device: str, k: int, seed: int, sharpness: float,
-    source: str = POLICY, wide: bool = False,
+    source: str = POLICY, space: str | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The rows of a workload: definition (itself, where it is a file's), axes, family, choices; the
     reward's best first, where it chooses, as it does of a wide space that no policy draws from."""
@@ -157,11 +163,12 @@ def drawn(
     name, axes = place
     definition = load(name)
     family, problem = find_problem(definition, axes)
-    space = find_whole_space(family.wide if wide else family, problem, find_device(device))
+    wide = takes_wide(space, checkpoint, device, definition, axes)
+    whole = find_whole_space(family.wide if wide else family, problem, find_device(device))
     checkpoint = checkpoint or usual_checkpoint(device, definition, axes, wide=wide)
     policy, draws = the_policy(checkpoint), not wide or of_wide(checkpoint, family)
     source = source if draws else REWARD
-    pool, _, sure = scored(policy, space, k, seed, sharpness, draws=draws)
+    pool, _, sure = scored(policy, whole, k, seed, sharpness, draws=draws)
     about = policy.about if draws else {}
     found = choose(about, definition, pool.space, pool.log_probs, pool.drawn, k, source, sure)
     places = found.places
@@ -176,7 +183,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = Parser(description=__doc__)
     add = parser.add_argument
     add("--device", default="h200", help="b200, h200 or h100 (default: h200)")
-    add("--checkpoint", type=Path, help="trained policy (default: the device's in checkpoints/)")
+    add("--checkpoint", type=Path, help="trained policy (default: as sample.py's)")
     add("--definition", nargs="+", metavar="NAME|PATH", help="default: all that have kernels")
     add("--axes", nargs="+", metavar="M=1,17",
         help="values of the variable axes, by comma; several axes combine (default: the workloads "
@@ -187,7 +194,7 @@ def arguments() -> argparse.ArgumentParser:
     add("-k", type=positive_int, default=16, help="distinct strategies of a workload (default: 16)")
     add("--from", dest="source", choices=(POLICY, REWARD, BOTH), default=POLICY,
         help="as sample.py's (default: policy)")  # fmt: skip
-    add("--space", choices=("listed", "wide"), default="listed", help="default: listed")
+    add("--space", choices=("listed", "wide"), help="as sample.py's, its default too")
     add("--sharpness", type=float, default=SHARPNESS, help="as sample.py's (default: 2)")
     add("--seed", type=natural_int, default=0)
     add("--jobs", type=positive_int, default=cores(), help="processes (default: one a core)")
@@ -205,10 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = [(name, axes) for name in chosen for axes in bound]
     else:
         found = places(chosen, args.workloads, args.rows)
-    wide = args.space == "wide"
-    checkpoint = args.checkpoint or (None if wide else default_checkpoint(device))
-    draw = partial(drawn, checkpoint=checkpoint, device=device, k=args.k, seed=args.seed,
-                   sharpness=args.sharpness, source=args.source, wide=wide)  # fmt: skip
+    draw = partial(drawn, checkpoint=args.checkpoint, device=device, k=args.k, seed=args.seed,
+                   sharpness=args.sharpness, source=args.source, space=args.space)  # fmt: skip
     parts = list(each(draw, found, args.jobs, "draws", "workload"))
     rows = [row for part in parts for row in part]
     write_whole(args.out, json.dumps(rows) + "\n")

@@ -2,6 +2,7 @@
 workload is from what was trained."""
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ptxflow.env.surrogate import SurrogateReward
 from ptxflow.env.tasks.arguments import find_problem
 from ptxflow.env.tasks.definition import load
 from ptxflow.eval.sample import selection
-from ptxflow.eval.sample.draws import ANY, default_checkpoint, usual_checkpoint, usually_wide
+from ptxflow.eval.sample.draws import ANY, default_checkpoint, takes_wide, usual_checkpoint
 from ptxflow.eval.sample.portfolio import choose, costs, mean_loss, merged
 from ptxflow.eval.sample.selection import far_from_training, listed_best, reward_of, reward_within
 from ptxflow.eval.sample.widened import widened
@@ -150,11 +151,12 @@ def test_far_from_the_definitions_the_policy_of_any_shape_is_taken() -> None:
     own = default_checkpoint("h200")
     assert usual_checkpoint("h200", gemm, {"M": 1}, {"M": 16384}) == own, "near at one end"
     assert usual_checkpoint("h200", odd, {"M": 9000}) == own, "far from what any's was, too"
-    assert usually_wide("h200", odd, {"M": 64}), "and there the wide space, where it was measured"
-    assert not usually_wide("b200", odd, {"M": 64}), "no GPU's times are known"
-    assert not usually_wide("h200", gemm, {"M": 112}) and not usually_wide("h200", odd, {"M": 9000})
-    norm = load("rmsnorm_h4096").resized(hidden_size=3072)
-    assert not usually_wide("h200", norm, {"batch_size": 8}), "a family without a wide space"
+    norm, usual = load("rmsnorm_h4096").resized(hidden_size=3072), partial(takes_wide, None, None)
+    assert usual("h200", odd, {"M": 64}), "and there the wide space, where it was measured"
+    assert not usual("b200", odd, {"M": 64}) and not usual("h200", norm, {"batch_size": 8})
+    assert not usual("h200", gemm, {"M": 112}) and not usual("h200", odd, {"M": 9000})
+    assert not takes_wide("listed", None, "h200", odd, {"M": 64})
+    assert not takes_wide(None, own, "h200", odd, {"M": 64}), "the policy given is of listed ones"
     about = read(ANY).config
     assert far_from_training(about, odd, {"M": 64}) == ""
     assert far_from_training(about, gemm.resized(N=50048), {"M": 64}) == (

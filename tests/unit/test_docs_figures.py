@@ -24,7 +24,7 @@ from ptxflow.env.tasks.definition import load, parse
 from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.markdown import quoted as sections_of
 from ptxflow.eval.sample import live
-from ptxflow.eval.sample.draws import default_checkpoint, scored, usually_wide, wide_checkpoint
+from ptxflow.eval.sample.draws import default_checkpoint, scored, takes_wide, wide_checkpoint
 from ptxflow.eval.sample.selection import choose
 from ptxflow.eval.study.training_plots import KINDS
 from ptxflow.gfn.checkpoint import read
@@ -190,7 +190,7 @@ def test_the_tutorial_quotes_what_is_sampled() -> None:
     rows = re.findall(r"^\d+ +(\w{16}) +(\w+) +([\d.]+) ", quoted, re.M)
     family, problem = find_problem(definition, {"M": 77})
     assert f"{len(enumerate_space(family, problem, H200)):,} listed" in " ".join(page.split())
-    assert usually_wide("h200", definition, {"M": 77})
+    assert takes_wide(None, None, "h200", definition, {"M": 77})
     policy = load_policy(wide_checkpoint("h200"))
     pool, asked, sure = scored(policy, relate(family.wide, problem, H200), 4, 0, SHARPNESS)
     assert f" {asked:,} that a search" in quoted
