@@ -79,9 +79,8 @@ def takes_wide(
     space: str | None, checkpoint: Path | None, device: str, definition: Definition,
     axes: Mapping[str, int],
 ) -> bool:  # fmt: skip
-    """Whether strategies come from the wide space: where it is asked for, else where the policy
-    that is given draws from it; without one far from what the device's policy was trained on, where
-    another knows the family's wide space by measurements."""
+    """Whether strategies come from the wide space: as asked, else as the given policy draws, else
+    far from the training of the device's, where another knows the wide space by measurements."""
     if space:
         return space == "wide"
     if not of_wide(checkpoint or wide_checkpoint(device), find_family(definition)):

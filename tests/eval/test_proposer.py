@@ -214,6 +214,7 @@ WRITTEN: dict[str, tuple[ModuleType, Callable[[str], Any], list[tuple[str, str]]
         ("pages % 3", "something of page"), ("2 - page % 3", "elements of output differ"),
     ], "page % 3"),
 }  # fmt: skip
+SLOW = [pytest.param(p, marks=pytest.mark.slow) for p in WRITTEN if p != "a mask"]
 
 
 def relu(text: str) -> tuple[glue.Glue, Problem, Strategy]:
@@ -236,7 +237,7 @@ def ring(text: str) -> tuple[glue.Glue, Problem, Strategy]:
     return made, prefill.problem(64, **ONE_HEAD), prefill.strategy(consumers=1, tile_kv=32)
 
 
-@pytest.mark.parametrize("part", WRITTEN)
+@pytest.mark.parametrize("part", ["a mask", *SLOW])
 def test_a_model_that_errs_in_every_way_ends_with_a_right_part(part: str) -> None:
     """No JSON, no text, texts that each stage refuses, an endpoint that is slow; then right. What
     was refused goes back, in a line."""
