@@ -43,6 +43,7 @@ def test_a_search_asks_for_what_is_new_and_finds_what_is_fast(method: Pattern | 
     assert np.mean(best) <= np.sort(time(SPACE.codes))[3]
 
 
+@pytest.mark.slow
 def test_a_folder_is_played_gone_on_with_and_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

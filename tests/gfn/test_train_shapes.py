@@ -132,6 +132,7 @@ def test_one_policy_for_any_device_is_trained_and_judged(
     assert any_shape.main(["--rows", str(tmp_path / "none")]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn", "few")
 def test_a_policy_of_wide_spaces_is_trained_and_judged_on_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
