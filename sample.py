@@ -115,8 +115,8 @@ def how_it_is_ranked(parser: Parser) -> None:
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="trained policy (default: the device's in checkpoints/; any.safetensors, for any "
-        "shape and device, far from what that was trained on)",
+        help="trained policy (default: the device's in checkpoints/; far from what that was "
+        "trained on that of its wide spaces, or any.safetensors, for any shape and device)",
     )
     add(
         "--sharpness",

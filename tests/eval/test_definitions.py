@@ -124,6 +124,7 @@ def test_what_comes_with_ptxflow_is_parsed_once(tmp_path: Path) -> None:
 def test_name_of_a_gemm_says_its_constants() -> None:
     named = load("gemm_n11008_k4096")
     assert named.const_axes == {"N": 11008, "K": 4096}
+    assert find_problem(named, {"M": 7})[1].flops == 2 * 7 * 11008 * 4096
     with pytest.raises(DefinitionError, match="unknown definition"):
         load("gemm_n0_k4096")
 

@@ -200,9 +200,9 @@ def test_kernels_that_are_wrong_count_as_no_speedup() -> None:
 def test_runs_are_the_same_on_one_process_and_on_two(replays: list[Replay]) -> None:
     methods: list[Method] = [Uniform(), Exhaustive(), CmaEs(), Lfbo()]
     given = {r.name: methods for r in replays}
-    one, two = (evaluate(replays, given, seeds=2, budget=8, jobs=jobs) for jobs in (1, 2))
+    one, two = (evaluate(replays, given, seeds=3, budget=8, jobs=jobs) for jobs in (1, 2))
     assert [(r.method, r.workload, r.asked.shape) for r in one[:2]] == [
-        ("uniform random", replays[0].name, (2, 8)), ("exhaustive", replays[0].name, (1, 8)),
+        ("uniform random", replays[0].name, (3, 8)), ("exhaustive", replays[0].name, (1, 8)),
     ]  # fmt: skip
     for a, b in zip(one, two, strict=True):
         assert (a.method, a.workload) == (b.method, b.workload)

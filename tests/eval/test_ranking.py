@@ -120,7 +120,7 @@ def test_surrogates_rank_the_workloads_that_they_have_not_seen(
     assert surrogate.main([*common, "--out", str(out)]) == 2
     assert "are of gemm, rmsnorm: choose one with --family" in capsys.readouterr().err
     common += ["--family", family]
-    fit = [*common, "--folds", "2", "--steps", "200", "--out", str(out)]
+    fit = [*common, "--folds", "3", "--steps", "200", "--out", str(out)]
     assert surrogate.main(fit) == 0
     about = read(out).about
     held_out = about["held_out"]

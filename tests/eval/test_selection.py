@@ -155,6 +155,7 @@ def test_far_from_the_definitions_the_policy_of_any_shape_is_taken() -> None:
     assert usual("h200", odd, {"M": 64}), "and there the wide space, where it was measured"
     assert not usual("b200", odd, {"M": 64}) and not usual("h200", norm, {"batch_size": 8})
     assert not usual("h200", gemm, {"M": 112}) and not usual("h200", odd, {"M": 9000})
+    assert not takes_wide("listed", None, "h200", odd, {"M": 64})
     assert not takes_wide(None, own, "h200", odd, {"M": 64}), "the policy given is of listed ones"
     about = read(ANY).config
     assert far_from_training(about, odd, {"M": 64}) == ""

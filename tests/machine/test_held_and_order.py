@@ -65,33 +65,20 @@ def test_data_may_decide_branches_loops_and_places() -> None:
     assert len(proofs) == 1 + len(TRIPS)
 
 
+PARTED = "lanes would part, as count differs"
 REFUSED: dict[str, tuple[Callable[[], list[Body]], str]] = {
     "before it is written": (lambda: [repeat(N), load(COUNT)], "no instruction before it"),
-    "in another block": (
-        lambda: [when(CTAID < 9, load(COUNT)), repeat(N)],
-        "no instruction before it in this block",
-    ),
-    "written twice": (
-        lambda: [load(COUNT), load(COUNT, 1), repeat(N)],
-        "count, which is written more than once",
-    ),
-    "lanes have their own loops": (
-        lambda: [load(COUNT, LANE), repeat(N)],
-        "lanes would part, as count differs",
-    ),
+    "in another block": (lambda: [when(CTAID < 9, load(COUNT)), repeat(N)],
+        "no instruction before it in this block"),
+    "written twice": (lambda: [load(COUNT), load(COUNT, 1), repeat(N)],
+        "count, which is written more than once"),
+    "lanes have their own loops": (lambda: [load(COUNT, LANE), repeat(N)], PARTED),
     "lanes have their own branches": (
-        lambda: [load(HELD, LANE), at.copy(slot(COUNT), slot(HELD)), when(N < 2, work())],
-        "lanes would part, as count differs",
-    ),
-    "lanes have their own stage": (
-        lambda: [load(COUNT, LANE), read(N * 128)],
-        "lanes would part, as count differs",
-    ),
+        lambda: [load(HELD, LANE), at.copy(slot(COUNT), slot(HELD)), when(N < 2, work())], PARTED),
+    "lanes have their own stage": (lambda: [load(COUNT, LANE), read(N * 128)], PARTED),
     "the second of two": (
-        lambda: [load(HELD, LANE), load(COUNT, value_of(HELD)), repeat(N)],
-        "lanes would part, as count differs",
-    ),
-}
+        lambda: [load(HELD, LANE), load(COUNT, value_of(HELD)), repeat(N)], PARTED),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
