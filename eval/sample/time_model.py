@@ -5,8 +5,7 @@ and places. Two strategies err alike where they share decisions, most where they
 places do where the sizes are near and the strategy has as many rounds there, as full a last wave
 and as much padding: times jump at the edges of tiles and waves, and so do their errors.
 
-The scales below are what says most about GEMM's measured libraries
-(`python -m ptxflow.eval.sample.library_replay`).
+The scales below are what says most about GEMM's measured libraries, each size left out in turn.
 """
 
 import json

@@ -4,7 +4,6 @@ refuses. The policy is untrained, the reward the analytic model, and nothing is 
 
 import itertools
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from ptxflow.env.tasks.definition import load, names, parse
 from ptxflow.eval.bench.measurer import Measurer
 from ptxflow.eval.bench.records import Record, read_records
 from ptxflow.eval.sample import held_out, library, library_run
-from ptxflow.eval.sample.library_replay import Rehearsal, Simulated
 from ptxflow.eval.sample.library_timing import GpuTiming, spread
 from ptxflow.eval.sample.looks import Judge, Look
 from ptxflow.eval.sample.ranges import bounds, find_ranges, looks, spaced
@@ -37,6 +35,7 @@ from ptxflow.eval.sample.time_model import SCREENED, TimeModel
 from ptxflow.eval.sample.widened import WideReward, around, nearest, widened
 from tests.builders import LAUNCH, compiled, refused, space_at, untrained
 from tests.scripted_gpu import MADE, scripted_gpu
+from tests.simulated_gpu import Rehearsal, Simulated
 
 NAME, AXIS, HIGH = "rmsnorm_h128", "batch_size", 2048
 
@@ -281,19 +280,8 @@ def test_what_is_measured_tells_what_is_not() -> None:
     assert after[0] - log[0, 0] > 0.6 and abs(after[1] - log[0, 1]) < 0.1
 
 
-class Biased(Simulated):
-    """A GPU on which what the reward likes best is slow."""
-
-    def seconds(self, sizes: dict[str, int], codes: Sequence[int]) -> list[float]:
-        some = np.array(codes)
-        liked = np.isin(some, LIKED)
-        return list(self.judge.seconds(sizes, some) * np.where(liked, 1.4, 1.0))
-
-
-LIKED = np.zeros(0, np.int64)  # codes
-
-
-def test_a_race_leaves_what_the_reward_was_wrong_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_leaves_what_the_reward_was_wrong_of() -> None:
+    """What it likes best is slow."""
     at = judge()
     own = {d.name: i for i, d in enumerate(at.family.decisions)}["unroll"]
 
@@ -303,12 +291,17 @@ def test_a_race_leaves_what_the_reward_was_wrong_of(monkeypatch: pytest.MonkeyPa
     every = np.unique([c for n in (1, 8, 64, 300, HIGH) for c in look({AXIS: n}).codes])
     held = digits(every, sizes_of(at.family))[:, own]
     first = digits(np.array(look({AXIS: 64}).best[:1]), sizes_of(at.family))[0, own]
-    monkeypatch.setattr(sys.modules[__name__], "LIKED", every[held == first])
-    gpu = Biased(at, GpuTiming(at, None, 2, {}), 0)
+    liked = every[held == first]
+
+    def seconds(sizes: dict[str, int], codes: list[int]) -> Any:
+        some = np.array(codes)
+        return at.seconds(sizes, some) * np.where(np.isin(some, liked), 1.4, 1.0)
+
+    gpu = Simulated(at, seconds)
     timing = GpuTiming(at, cast(Measurer, gpu), 2, {}, 10, clock=lambda: gpu.spent)
     said, measured = (Rehearsal(at, look, 2, timing=t).choice() for t in (None, timing))
     serving = [{c.code_at({AXIS: n}) for n in (1, 5, 64, 99, 500, HIGH)} for c in (said, measured)]
-    assert serving[0] <= {*LIKED.tolist()} and not serving[1] & {*LIKED.tolist()}
+    assert serving[0] <= {*liked.tolist()} and not serving[1] & {*liked.tolist()}
     assert 5 < sum(timing.spent.values()) < 12
 
 
