@@ -121,7 +121,7 @@ def find_whole_space(family: Family, problem: Problem, device: Device) -> Space 
         related = relate(family, problem, device)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    return related if len(related) > LISTED else find_space(family, problem, device)
+    return related if len(related) > LISTED else related.listed()
 
 
 def read_strategies(path: Path) -> list[tuple[Definition, dict[str, int], Strategy]]:
