@@ -88,9 +88,9 @@ def what_is_sampled(parser: Parser) -> None:
         choices=("listed", "wide"),
         help="which strategies there are: wide has finer decisions, where the family has some, and "
         "holds the listed ones (default: that which the policy of --checkpoint draws from, else "
-        "wide where the shape was never trained and the wide space was measured, else listed; of a "
-        "--library, which is measured, listed, and wide those around the best listed ones and of "
-        "rare choices, too)",
+        "wide where the device has a policy of measured wide spaces, else listed; of a --library, "
+        "which is measured, listed, and wide those around the best listed ones and of rare "
+        "choices, too)",
     )
     add("-k", type=int, default=8, metavar="K", help="distinct strategies to sample (default: 8)")
     add(
@@ -115,8 +115,8 @@ def how_it_is_ranked(parser: Parser) -> None:
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="trained policy (default: the device's in checkpoints/; far from what that was "
-        "trained on that of its wide spaces, or any.safetensors, for any shape and device)",
+        help="trained policy (default: the device's in checkpoints/, of wide or listed spaces; far "
+        "from what that was trained on any.safetensors, for any shape and device)",
     )
     add(
         "--sharpness",
@@ -246,7 +246,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--space wide: {family.name} has no wide space")
     from ptxflow.eval.sample.draws import takes_wide
 
-    wide = takes_wide(args.space, args.checkpoint, device.name, definition, axes)
+    wide = takes_wide(args.space, args.checkpoint, device.name, definition)
     space = find_whole_space(family.wide if wide else family, problem, device)
     with OutputFolder(out, marker="summary.json") as folder:
         result = sample_kernels(args, definition, axes, space, gpu)

@@ -331,12 +331,13 @@ class Wide:
     `decisions` have more choices than the listed one of their name; or are new, with what listed
     strategies do as the first choice, which no strategy names: keys of these stay as they are.
     `rules` stand in for listed ones of the same sentence, or are new; `lifted` are sentences of
-    listed rules that do not hold.
+    listed rules that do not hold. Of new decisions rewards know the first ones, `told`.
     """
 
     decisions: tuple[Decision, ...] = ()
     rules: tuple[Rule, ...] = ()
     lifted: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
 
 
 class Definitions(Protocol):
@@ -421,6 +422,7 @@ class Family:
     more: Wide = Wide()
     #: decisions that a strategy need not name, and what it does then
     implied: Mapping[str, Choice] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()  # of these, the last: those of which rewards know nothing
 
     @staticmethod
     def of(
@@ -456,12 +458,14 @@ class Family:
         offered = {d.name: d for d in (*self.decisions, *self.more.decisions)}
         listed = {d.name for d in self.decisions}
         rules = {r.sentence: r for r in (*self.rules, *self.more.rules)}
+        implied = {n: d.choices[0] for n, d in offered.items() if n not in listed}
         return replace(
             self,
             decisions=tuple(offered.values()),
             rules=tuple(r for s, r in rules.items() if s not in self.more.lifted),
             more=Wide(),
-            implied={n: d.choices[0] for n, d in offered.items() if n not in listed},
+            implied=implied,
+            unknown=tuple(n for n in implied if n not in self.more.told),
         )
 
     def strategy(self, choices: Mapping[str, Choice]) -> Strategy:

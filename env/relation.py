@@ -96,12 +96,12 @@ class RelationSpace(StrategySpace):
 
     @cached_property
     def plain(self) -> "RelationSpace":
-        """What is left where decisions that strategies need not name are as listed ones have them,
-        each where that leaves something: no reward of today knows more of them."""
+        """What is left where decisions of which no reward of today knows more are as listed
+        strategies have them, each where that leaves something."""
         part = self
-        for name, choice in self.family.implied.items():
+        for name in self.family.unknown:
             try:
-                part = part.given({name: (choice,)})
+                part = part.given({name: (self.family.implied[name],)})
             except EmptySpace:
                 continue
         return part

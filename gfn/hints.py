@@ -102,7 +102,7 @@ def told(space: StrategySpace, by: str = MODEL) -> Callable[[Codes], Values]:
 
 def asked(space: StrategySpace, by: str = MODEL) -> tuple[Codes, Values]:
     """The strategies that the hints of a workload rest on, best first, and the share of the
-    attainable; none names an implied decision, of which rewards know nothing."""
+    attainable; none names a decision of which rewards know nothing."""
     return searching(by).run(space.plain, told(space, by))
 
 
@@ -176,7 +176,7 @@ def _pairs(space: StrategySpace, codes: Codes, worth: Values) -> Values:
     best = np.maximum(best, best.T)
     alone = best.diagonal().copy()
     for i, decision in enumerate(space.decisions):
-        if decision.name in space.family.implied:  # any choice is as good
+        if decision.name in space.family.unknown:  # any choice is as good
             alone[edges[i] : edges[i + 1]] = worth.max()
     best = np.where(np.isneginf(best), np.minimum.outer(alone, alone), best)
     return np.maximum(best - worth.max(), -FAR)

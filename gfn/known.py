@@ -38,7 +38,7 @@ def _kept(memory: dict[Any, Any], key: object, value: object) -> None:
 
 def alike(space: StrategySpace, codes: Codes) -> Values:
     """Of how many strategies of the space each of these [n] is one: those that differ from it in
-    implied decisions alone; 0 of one that is none of the space."""
+    decisions alone that no reward knows; 0 of one that is none of the space."""
     rows = space.indices(codes)[:, : named(space)]
     return np.asarray(space.counts(rows[:, :-1])[np.arange(len(rows)), rows[:, -1]], float)
 
@@ -56,8 +56,8 @@ def _inside(space: StrategySpace, codes: Codes, *values: Values) -> tuple[Codes,
 
 
 def named(space: StrategySpace) -> int:
-    """How many decisions come before those that are implied, which are the last."""
-    return len(space.decisions) - len(space.family.implied)
+    """How many decisions come before those of which rewards know nothing, which are the last."""
+    return len(space.decisions) - len(space.family.unknown)
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ class Known:
         return made
 
     def below(self, depth: int, which: Tensor, prefix: Tensor) -> Below | None:
-        """After prefixes [n, >= depth] of workloads [n]. None from where implied decisions begin,
-        whose choices are all alike."""
+        """After prefixes [n, >= depth] of workloads [n]. None from where decisions begin that
+        no reward knows, whose choices are all alike."""
         if depth >= self.named:
             return None
         first = which * (self.strides[0] + 1)

@@ -149,5 +149,6 @@ def listed_part(space: Space | RelationSpace | None) -> Space | None:
     """Of a wide space the strategies with listed choices, on which its policy is judged."""
     if not isinstance(space, RelationSpace):
         return space
-    choices = {d.name: d.choices for d in family_named(space.family.name).decisions}
-    return space.plain.given(choices).listed()
+    new = {name: (choice,) for name, choice in space.family.implied.items()}
+    listed = {d.name: d.choices for d in family_named(space.family.name).decisions}
+    return space.plain.given({**listed, **new}).listed()

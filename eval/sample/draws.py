@@ -76,16 +76,13 @@ def wide_checkpoint(device: str) -> Path:
 
 
 def takes_wide(
-    space: str | None, checkpoint: Path | None, device: str, definition: Definition,
-    axes: Mapping[str, int],
-) -> bool:  # fmt: skip
+    space: str | None, checkpoint: Path | None, device: str, definition: Definition
+) -> bool:
     """Whether strategies come from the wide space: as asked, else as the given policy draws, else
-    far from the training of the device's, where another knows the wide space by measurements."""
+    where the device has one that knows the wide space by measurements."""
     if space:
         return space == "wide"
-    if not of_wide(checkpoint or wide_checkpoint(device), find_family(definition)):
-        return False
-    return bool(checkpoint) or usual_checkpoint(device, definition, axes) == ANY
+    return of_wide(checkpoint or wide_checkpoint(device), find_family(definition))
 
 
 def usual_checkpoint(
@@ -162,7 +159,7 @@ def drawn(
     name, axes = place
     definition = load(name)
     family, problem = find_problem(definition, axes)
-    wide = takes_wide(space, checkpoint, device, definition, axes)
+    wide = takes_wide(space, checkpoint, device, definition)
     whole = find_whole_space(family.wide if wide else family, problem, find_device(device))
     checkpoint = checkpoint or usual_checkpoint(device, definition, axes, wide=wide)
     policy, draws = the_policy(checkpoint), not wide or of_wide(checkpoint, family)

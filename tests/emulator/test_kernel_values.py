@@ -91,6 +91,7 @@ def test_some_clusters_write_their_tiles_only(build: Build) -> None:
         assert (tile == wanted).all() if wanted else np.isnan(tile).all()
 
 
+PARTS = {"persistent": 0, "producer_regs": 0, "epilogue": "direct"}
 HOPPER = {
     "swapped, staged whole, odd eights": {"swap": 1, "tile_n": 72},
     "swapped, staged by blocks, one buffer, walked by columns": {
@@ -108,6 +109,13 @@ HOPPER = {
         "tile_m": 256, "tile_n": 64, "tile_k": 32, "grid": "even",
         "raster_group": 3, "walk": "columns",
     },
+    "K in three parts, multicast": PARTS | {
+        "parallel_k": 3, "tile_n": 64, "cluster": "1x2", "tile_k": 32,
+    },
+    "swapped, K in five parts, not specialised": PARTS | {
+        "parallel_k": 5, "swap": 1, "tile_n": 24, "consumers": 1, "warp_specialized": 0,
+        "raster_group": 3, "walk": "columns", "apart": 1,
+    },
 }  # fmt: skip
 BLACKWELL = {
     "apart along K, 208 columns": {
@@ -124,10 +132,10 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "choices"), CASES)
 def test_wide_strategies(name: str, choices: dict[str, int | str]) -> None:
-    s = strategy(**choices)
-    assert GEMM.refusals(problem(), strategy(), device(name)) == []
-    compile_kernel(problem(), s, device(name))
-    emulation = run_emulation(problem(), s, device(name), (0,))
+    s, p = strategy(**choices), problem(300, 512) if "parallel_k" in choices else problem()
+    assert GEMM.wide.refusals(p, s, device(name)) == []
+    compile_kernel(p, s, device(name))
+    emulation = run_emulation(p, s, device(name), (0,))
     assert emulation.right, emulation.complaints
 
 

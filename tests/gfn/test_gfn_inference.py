@@ -360,21 +360,21 @@ def test_a_policy_that_knows_all_is_its_target_before_it_is_trained(
     assert [made.distances([0], tau)[0] < 1e-4 for tau in (0.005, 0.02, 0.1)] == [True] * 3
 
 
-def test_of_a_wide_space_the_strategies_that_differ_in_implied_decisions_are_alike() -> None:
+def test_of_a_wide_space_strategies_that_differ_in_what_no_reward_knows_are_alike() -> None:
     (plain,) = Stream("gemm", H200, wide=True).draw(1, np.random.default_rng(3))
     space = relate(GEMM.wide, plain.problem, plain.device)
     zero, tau = torch.zeros(1, dtype=torch.int64), torch.tensor([0.02])
     known, none = Known.of([space], tau), zero[:, None]
     first = known.below(0, zero, none)
     codes, _ = asked(space)
-    fixed = [d.name for d in space.decisions if d.name not in GEMM.wide.implied]
-    held = [space.strategy(int(code)).get for code in codes[:20]]
-    alike = [len(space.given({name: [get(name, "")] for name in fixed})) for get in held]
+    fixed = [d.name for d in space.decisions if d.name not in GEMM.wide.unknown]
+    held = [GEMM.wide.choices(space.strategy(int(code))) for code in codes[:20]]
+    alike = [len(space.given({name: [choices[name]] for name in fixed})) for choices in held]
     assert max(alike) > 1
     ones = Known.of([plain], tau).below(0, zero, none)
     assert ones is not None and first is not None
     assert ones.found.sum() == len(codes) < first.found.sum()
-    assert known.below(len(space.sizes) - 5, zero, none) is None
+    assert known.below(len(space.sizes) - len(GEMM.wide.unknown), zero, none) is None
 
 
 def test_a_knowing_loss_is_that_of_stock_torchgfn(trainer: Trainer) -> None:

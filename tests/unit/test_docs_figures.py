@@ -15,20 +15,19 @@ import numpy as np
 import pytest
 
 from ptxflow.compiler.device import H200, device
-from ptxflow.env.relation import relate
 from ptxflow.env.reward import Reward, target
 from ptxflow.env.reward_source import build
 from ptxflow.env.space import Space, enumerate_space
-from ptxflow.env.tasks.arguments import find_problem
-from ptxflow.env.tasks.definition import load, parse
+from ptxflow.env.tasks.arguments import find_device, find_problem, find_whole_space
+from ptxflow.env.tasks.definition import Definition, load, parse
 from ptxflow.eval.bench.markdown import markdown, placed
 from ptxflow.eval.bench.markdown import quoted as sections_of
 from ptxflow.eval.sample import live
-from ptxflow.eval.sample.draws import default_checkpoint, scored, takes_wide, wide_checkpoint
-from ptxflow.eval.sample.selection import choose
+from ptxflow.eval.sample.draws import scored, takes_wide, usual_checkpoint
+from ptxflow.eval.sample.selection import Chosen, choose
 from ptxflow.eval.study.training_plots import KINDS
 from ptxflow.gfn.checkpoint import read
-from ptxflow.gfn.inference import SHARPNESS, draw_distinct, load_policy, log_probs
+from ptxflow.gfn.inference import SHARPNESS, load_policy, log_probs
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -91,6 +90,19 @@ def test_the_worst_distance_is_what_the_policy_gives(
     assert measured == pytest.approx(held_out["max"], abs=1e-3)
 
 
+def sampled(
+    name: str, definition: Definition, axes: dict[str, int], k: int
+) -> tuple[Space, Chosen, int]:
+    """As sample.py has it on a device: strategies, those chosen, how many a search asks for."""
+    family, problem = find_problem(definition, axes)
+    wide = takes_wide(None, None, name, definition)
+    whole = find_whole_space(family.wide if wide else family, problem, find_device(name))
+    policy = load_policy(usual_checkpoint(name, definition, axes, wide=wide))
+    pool, asked, sure = scored(policy, whole, k, 0, SHARPNESS)
+    drawn = pool.log_probs, pool.drawn
+    return pool.space, choose(policy.about, definition, pool.space, *drawn, k, listed=sure), asked
+
+
 @pytest.mark.parametrize(("definition", "axis", "size", "name", "output"), SAMPLE.findall(README))
 def test_quoted_samples_are_what_the_policy_draws(
     definition: str, axis: str, size: str, name: str, output: str
@@ -100,11 +112,7 @@ def test_quoted_samples_are_what_the_policy_draws(
     row = r"^\d+ +(\w{16}) +(\w+) +([\d.]+) +([\d.]+)% +(-[\d.]+) +([\d.]+) "
     rows = re.findall(row, output, re.M)
     assert len(rows) == 8 and "TFLOP/s  of tensor peak" in output
-    where = space(definition, axis, int(size), name)
-    policy = load_policy(default_checkpoint(name))
-    scores = log_probs(policy, where)
-    draws = draw_distinct(scores, 8, seed=0)
-    chosen = choose(policy.about, load(definition), where, scores, draws, 8)
+    where, chosen, _ = sampled(name, load(definition), {axis: int(size)}, 8)
     assert chosen.remarks == ()
     places = {where.strategy(int(where.codes[p])).key: int(p) for p in chosen.places}
     drawn = set(chosen.places[: chosen.drawn].tolist())
@@ -190,12 +198,8 @@ def test_the_tutorial_quotes_what_is_sampled() -> None:
     rows = re.findall(r"^\d+ +(\w{16}) +(\w+) +([\d.]+) ", quoted, re.M)
     family, problem = find_problem(definition, {"M": 77})
     assert f"{len(enumerate_space(family, problem, H200)):,} listed" in " ".join(page.split())
-    assert takes_wide(None, None, "h200", definition, {"M": 77})
-    policy = load_policy(wide_checkpoint("h200"))
-    pool, asked, sure = scored(policy, relate(family.wide, problem, H200), 4, 0, SHARPNESS)
+    space, chosen, asked = sampled("h200", definition, {"M": 77}, 4)
     assert f" {asked:,} that a search" in quoted
-    space, draws = pool.space, (pool.log_probs, pool.drawn)
-    chosen = choose(policy.about, definition, space, *draws, 4, listed=sure)
     best = sorted(map(int, chosen.places), key=lambda p: -chosen.predicted[p])
     drawn = set(chosen.places[: chosen.drawn].tolist())
     assert {key for key, _, _ in rows} == {space.strategy(int(space.codes[p])).key for p in best}

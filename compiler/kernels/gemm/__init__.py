@@ -4,20 +4,22 @@ from dataclasses import replace
 
 from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Family, Kernels, Problem, Size, Strategy, Trial, Trials, Trip
-from ptxflow.compiler.ir import Statement
+from ptxflow.compiler.ir import Statement, program
 from ptxflow.compiler.kernels.gemm import blackwell, cost, decisions, hopper
 from ptxflow.compiler.kernels.gemm.epilogue import Plain
 from ptxflow.compiler.kernels.gemm.problem import SCHEMA
-from ptxflow.compiler.kernels.gemm.tiling import Tiling
+from ptxflow.compiler.kernels.gemm.tiling import SUM_ENTRY, SUMMED, Tiling
 from ptxflow.compiler.kernels.gemm.wide import WIDE
 
 FAR = 37  # clusters, of which the last ones have greater numbers than lanes
 
 
 def build(p: Problem, s: Strategy, device: Device) -> Statement:
-    """The lowered kernel: one builder per tensor-core generation."""
+    """The lowered kernel, one builder per tensor-core generation; and what adds up parts of K."""
     make = blackwell.Kernel if device.has_tmem else hopper.Kernel
-    return make(Tiling(p, s, device), Plain()).build()
+    t = Tiling(p, s, device)
+    first = make(t, Plain()).build()
+    return first if t.parts == 1 else program(first, hopper.Sum(t).build())
 
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
@@ -25,9 +27,10 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     persistent block likewise against the accumulator buffers and turns, and none at all."""
     t = Tiling(p, s, device)
     stages: int = s.num_stages
-    if t.split:  # each CTA's share; the last class is uneven
-        plan = [(k * s.split_k, 1) for k in sorted({1, stages, 2 * stages + 1})]
-        plan.append(((stages + 1) * s.split_k + 1, 1))
+    shares = s.split_k * t.parts
+    if shares > 1:  # each CTA's share; the last class is uneven
+        plan = [(k * shares, 1) for k in sorted({1, stages, 2 * stages + 1})]
+        plan.append(((stages + 1) * shares + 1, 1))
     elif not s.persistent:
         plan = [(k, 1) for k in sorted({1, stages - 1, stages, 2 * stages + 1})]
     else:
@@ -38,8 +41,15 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
         rows, columns = tiles * t.cluster_rows, t.cluster_columns
         values = {"k_trips": k, "tiles_n": 1, "M": rows}
         outputs = (("C", rows, columns),) if tiles else ()
+        if t.parts > 1:
+            outputs = (("parts", t.cluster_size, s.tile_m * s.tile_n),)
         name = f"K {k} steps, {tiles} tile{'s' * (tiles != 1)}, {stages} stages"
-        out.append(Trip(name, tuple(values.items()), outputs))
+        out.append(Trip(name, tuple(values.items()), outputs, t.entry if t.parts > 1 else ""))
+    if t.parts > 1:
+        summed = (("C", 8, 64) if t.swapped else ("C", 64, 8),)
+        last = t.cluster_size * s.tile_m * s.tile_n // SUMMED - 1  # CTA of the first tile
+        held = ("tiles_n", 1), ("M", t.cluster_rows), ("ctaid", last)
+        out.append(Trip("sums", held, summed, SUM_ENTRY))
     return out
 
 
@@ -54,7 +64,7 @@ def trial(p: Problem, s: Strategy, device: Device) -> Trial:
     t = Tiling(p, s, device)
     m = t.cluster_rows * (2 if s.persistent else 1) + 13
     n = 2 * t.cluster_columns - 8
-    k = steps(s) * s.split_k * s.tile_k - 24  # not N
+    k = steps(s) * s.split_k * t.parts * s.tile_k - 24  # not N
     small = replace(
         p, axes=(("M", m), ("N", n), ("K", k)), flops=2.0 * m * n * k, bytes=2.0 * (m + n) * k
     )
@@ -68,7 +78,7 @@ def trials(p: Problem, s: Strategy, device: Device) -> Trials:
     last of which has fewer tiles; a whole group, behind which is no tile; a ring beyond its 32nd
     turn."""
     t = Tiling(p, s, device)
-    step = s.split_k * s.tile_k
+    step = s.split_k * t.parts * s.tile_k
     tail = -(-p["N"] // t.cluster_columns) * t.cluster_columns - p["N"]
     short, long = (n * step - p["K"] % s.tile_k for n in (steps(s), 33 * s.num_stages + 2))
     columns = range(2 + (tail > 0), 33)  # the second one whole

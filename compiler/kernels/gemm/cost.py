@@ -40,6 +40,10 @@ class Costs:
     exchange_sync: float = 2500  # a K split's parts: latency of sending and waiting
     exchange_write: float = 128.0  # bytes a cycle
     exchange_read: float = 8.0
+    sum_launch: float = (
+        2500  # the second kernel of parts of K, which is there before the first ends
+    )
+    sum_read: float = 24.0  # bytes a cycle and SM
     block_setup: float = 700  # launch, barrier init, tensor-map fetch
     cluster_setup: float = 300  # co-scheduling and the first cluster barrier (estimated)
     tmem_setup: float = 0
@@ -71,7 +75,8 @@ def costs(device: Device) -> Costs:
 def demand(f: Fields, problem: Problem, device: Device) -> Demand:
     """The load of each strategy; arrays over candidates, as `Demand` describes."""
     tiles_m, tiles_n = tile_counts(f, problem)
-    total = tiles_m * tiles_n * f.split_k
+    parts = f.split_k * f.get("parallel_k", 1)
+    total = tiles_m * tiles_n * parts
     k_steps = -(-problem["K"] // f.tile_k)
     blocks = np.where(f.persistent == 1, np.minimum(total, device.sms), total)
     occupancy = decisions.resources(f, problem, device).occupancy
@@ -80,7 +85,7 @@ def demand(f: Fields, problem: Problem, device: Device) -> Demand:
         blocks=blocks,
         resident=np.where(f.persistent == 1, 1, np.maximum(occupancy, 1)),
         tiles=-(-total // blocks),
-        steps=-(-k_steps // f.split_k),
+        steps=-(-k_steps // parts),
         stages=f.num_stages,
         mma_cycles=_mma_cycles(f, device),
         smem_bytes=_smem_traffic(f, problem, device),
@@ -190,6 +195,9 @@ def _epilogue(f: Fields, problem: Problem, device: Device) -> tuple[Any, Any]:
     part = rows * f.tile_n * 4  # float32, written whole and read once over the cluster
     exchange = c.exchange_sync + part / c.exchange_write + part / c.exchange_read
     cycles = cycles + np.where(f.split_k > 1, exchange, 0.0)
+    parts, tiles = f.get("parallel_k", 1), np.multiply(*tile_counts(f, problem))
+    summed = part / c.store_direct + part * tiles * parts / (device.sms * c.sum_read)
+    cycles = cycles + np.where(parts > 1, c.sum_launch + summed, 0.0)
     return cycles, np.where(f.persistent == 1, overlap, 0.0)
 
 

@@ -9,42 +9,106 @@ refills a stage as soon as every warp has released it.
 from functools import partial
 
 from ptxflow.compiler.atoms import at
-from ptxflow.compiler.ir import Body, Role, elect, mbar, role, slot
-from ptxflow.compiler.ir.nodes import LANE, WARP, Scalar, Statement, Value, const, var
+from ptxflow.compiler.ir import Body, KernelInfo, Role, elect, mbar, role, slot
+from ptxflow.compiler.ir.nodes import (
+    CTA_RANK,
+    CTAID,
+    LANE,
+    WARP,
+    Scalar,
+    Slot,
+    Statement,
+    Value,
+    const,
+    var,
+)
+from ptxflow.compiler.ir.storage import global_tensor, rectangle
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, consumer_regs, split_piece
 from ptxflow.compiler.kernels.gemm.epilogue import Plain, Store, region, span
 from ptxflow.compiler.kernels.gemm.split import QUAD, SplitK
-from ptxflow.compiler.kernels.gemm.tiling import Tiling
+from ptxflow.compiler.kernels.gemm.tiling import SUM_ENTRY, SUM_PARAMS, SUM_WARPS, Tiling
 from ptxflow.compiler.lower import finish, single
 from ptxflow.compiler.tile.operands import k_major, wgmma
 from ptxflow.compiler.tile.rings import Ring
-from ptxflow.compiler.tile.values import Float32, elected, emit, repeat, traced, where
+from ptxflow.compiler.tile.tensors import load_global, store_global
+from ptxflow.compiler.tile.values import Float32, UInt32, elected, emit, repeat, traced, where
 
 MMA_M, MMA_K = 64, 16
 FUSED = 16  # accumulators that a direct epilogue takes at a time
 
 
-class Kernel:
-    """A kernel, and what its epilogue does to accumulators."""
+class Fragments:
+    """Where a warpgroup's accumulators are in C, and how four of a thread are written."""
+
+    out: UInt32  # packed
 
     def __init__(self, t: Tiling, fused: Plain):
         self.t, self.s, self.fused = t, t.s, fused
-        self.warps = 4 * t.s.consumers
         self.turns = t.at_once  # warpgroups that take tiles in turn
         self.rows = t.s.tile_m * self.turns // t.s.consumers  # of one warpgroup
         self.blocks_m = self.rows // MMA_M
         self.per_mma = t.s.tile_n // 2
+        self.quads = self.blocks_m * self.per_mma // QUAD  # of a thread
+        self.group = WARP >> 2
         self.r = fused.registers
+        self.rank: Scalar = CTA_RANK if t.cluster_size > 1 else const(0)
+        self.store = Store(t)
+
+    def first_row(self, block: int) -> Scalar:
+        """First row of a 64-row block of this warp's warpgroup, in the CTA's tile."""
+        mine = self.group * self.rows if self.s.consumers > self.turns else const(0)
+        return mine + block * MMA_M
+
+    def _warp_row(self, block: int) -> Value:
+        """First of the 16 rows that this warp holds of a 64-row block."""
+        return (WARP & 3) * 16 + self.first_row(block)
+
+    def _store_quad(self, m: Value, n: Value, values: Float32) -> None:
+        """Four accumulators a thread, 16 x 8 of a warp at (m, n) of the tile's sides, to C."""
+        both = values.pack(self.t.dtype, self.out[:2])
+        for half, packed in enumerate(both):
+            row, column = m + 8 * half, n
+            if self.t.swapped:
+                moved = self.out[2 + half]
+                emit(at.movmatrix(moved, packed))
+                packed, row, column = moved, column, row
+            lane = row + (LANE >> 2), column + ((LANE & 3) << 1)
+            emit(self.store.direct(*lane, packed, region(row, column, 8, 8)))
+
+    def reduce(self, tile: Value, piece: Value, values: Float32) -> None:
+        """A summed quad of a K split, to C; `piece` counts the quads of a thread."""
+        m0, n0 = self.t.origin(tile, self.rank)
+        per_block = self.per_mma // QUAD
+        block, inside = piece // per_block, piece % per_block
+        at_m, at_n = m0 + block * MMA_M + self._warp_row(0), n0 + inside * (2 * QUAD)
+        self.fused.fragment(values, at_m, at_n)
+        self._store_quad(at_m, at_n, values)
+
+    def part(self, cluster: Value, quad: Scalar) -> tuple[Value, Slot]:
+        """Where a quad of a thread is in the workspace of a parallel K split: an index of 16 bytes,
+        and the warp's region. A CTA's row has the quads of its warpgroups, one after another."""
+        row = cluster * self.t.cluster_size + self.rank
+        first = (self.group * self.quads + quad) * SUM_WARPS + (WARP & 3)
+        place = rectangle(global_tensor("parts"), row, first * (32 * QUAD), 1, 32 * QUAD)
+        warps = int(self.s.consumers) * self.quads * SUM_WARPS
+        return (row * warps + first) * 32 + LANE, place
+
+
+class Kernel(Fragments):
+    """A kernel, and what its epilogue does to accumulators."""
+
+    def __init__(self, t: Tiling, fused: Plain):
+        super().__init__(t, fused)
+        self.warps = 4 * t.s.consumers
         self.acc = self.r.float32(self.blocks_m * self.per_mma, "acc", "f32")
         self.products, self.operand = self.acc, t.dtype  # of MMAs, and of what they take
         self.out = self.r.uint32(name="out", width=4)
         self.ring = Ring.of("ring", t.s.num_stages, 1, self.warps // self.turns * t.sharers)
         self.turn = mbar("turn", self.turns, self.warps // self.turns)
-        self.store = Store(t)
         self.reduction = SplitK(t, self.r, self.warps, self.acc.n, split_piece(t.device))
         self.filled = t.k_trips.min(t.s.num_stages)  # stages that the first steps of a tile take
         #: the weights of the first stages are loaded while the grids before still run
-        self.early = t.problem.chained is not None and "B" in t.problem.chained
+        self.early = "B" in (t.problem.chained or ()) and t.parts == 1
 
     def build(self) -> Statement:
         s, t = self.s, self.t
@@ -54,12 +118,12 @@ class Kernel:
         if s.warp_specialized:
             producer = Role("producer", self.warps, 4, regs=s.producer_regs)
             roles.append(role(producer, elect(WARP.eq(self.warps), traced(self.produce))))
-        after = self.reduction.after(self.reduce)
+        after = self.reduction.after(partial(self.reduce, t.my_cluster))
         bars = self.ring.full, self.ring.empty, *([self.turn] if self.turns > 1 else [])
         held = *self.reduction.storage, *self.r.storage
         attrs = {"dependent": True, "chained": t.problem.chained} if self.early else {}
         info = t.info(*bars, *held, **attrs)
-        ahead = [at.grid_launch_dependents()] if self.early else []
+        ahead = [at.grid_launch_dependents()] if self.early or t.parts > 1 else []
         return finish(info, *ahead, *roles, *after, meet=False)
 
     # -- loading -------------------------------------------------------------------------------
@@ -156,11 +220,6 @@ class Kernel:
     def release(self, use: Value) -> Statement:
         return self.ring.release(use, self.t.sharers)
 
-    def first_row(self, block: int) -> Scalar:
-        """First row of a 64-row block of this warp's warpgroup, in the CTA's tile."""
-        mine = (WARP >> 2) * self.rows if self.s.consumers > self.turns else const(0)
-        return mine + block * MMA_M
-
     def mma(self, stage: Value, k: Value) -> None:
         t = self.t
         for step in range(0, self.s.tile_k, MMA_K):
@@ -183,6 +242,12 @@ class Kernel:
         t, row0 = self.t, m0 + self.first_row(0)
         if t.split:
             self.reduction.publish(self.acc)
+        elif t.parts > 1:
+            cluster = t.my_part * t.tiles + t.my_cluster
+            for quad in range(self.quads):
+                index, place = self.part(cluster, quad)
+                values = self.acc[quad * QUAD : (quad + 1) * QUAD]
+                emit(store_global("parts", index, values.slot, place, element=4 * QUAD))
         elif t.staged and t.swapped:
             put = partial(self._stage_swapped, row0, n0)
             self.store.stage(sequence, n0, row0, self.rows, put)
@@ -192,10 +257,6 @@ class Kernel:
         else:
             for i in range(self.blocks_m):
                 self._store_block(i, m0, n0)
-
-    def _warp_row(self, block: int) -> Value:
-        """First of the 16 rows that this warp holds of a 64-row block."""
-        return (WARP & 3) * 16 + self.first_row(block)
 
     def _stage(self, m: Value, n0: Value, column: int, buffer: Value) -> None:
         """A block of columns of this warpgroup's rows into its staging buffer; the warp's begin at
@@ -235,23 +296,32 @@ class Kernel:
                 self.fused.fragment(together, m, n0 + 2 * first)
             self._store_quad(m, n0 + 2 * first, self.accumulators(block, first, QUAD))
 
-    def _store_quad(self, m: Value, n: Value, values: Float32) -> None:
-        """Four accumulators a thread, 16 x 8 of a warp at (m, n) of the tile's sides, to C."""
-        both = values.pack(self.t.dtype, self.out[:2])
-        for half, packed in enumerate(both):
-            row, column = m + 8 * half, n
-            if self.t.swapped:
-                moved = self.out[2 + half]
-                emit(at.movmatrix(moved, packed))
-                packed, row, column = moved, column, row
-            lane = row + (LANE >> 2), column + ((LANE & 3) << 1)
-            emit(self.store.direct(*lane, packed, region(row, column, 8, 8)))
 
-    def reduce(self, piece: Value, values: Float32) -> None:
-        """A summed quad of a K split, to C; `piece` counts the quads of a thread."""
-        m0, n0 = self.t.origin(self.t.my_cluster)
-        per_block = self.per_mma // QUAD
-        block, inside = piece // per_block, piece % per_block
-        at_m, at_n = m0 + block * MMA_M + self._warp_row(0), n0 + inside * (2 * QUAD)
-        self.fused.fragment(values, at_m, at_n)
-        self._store_quad(at_m, at_n, values)
+class Sum(Fragments):
+    """The second kernel of a parallel K split: a CTA adds up the parts of 64 x 8 accumulators of a
+    warpgroup, in their order, and writes these to C."""
+
+    def __init__(self, t: Tiling):
+        super().__init__(t, Plain())
+        self.out = self.r.uint32(name="out", width=4)
+        groups = int(t.s.consumers)
+        each = self.quads * groups * t.cluster_size  # CTAs; the last one has a tile's first rows
+        self.tile, mine = CTAID // each, const(each - 1) - CTAID % each
+        self.quad, self.group = mine % self.quads, mine // self.quads % groups
+        self.rank = mine // (self.quads * groups)
+
+    def build(self) -> Statement:
+        body, arch = traced(self._add), self.t.device.arch
+        storage = self.r.storage
+        info = KernelInfo(SUM_ENTRY, arch, SUM_WARPS, 1, SUM_PARAMS, storage, dependent=True)
+        return finish(info, at.grid_wait(), body)
+
+    def _add(self) -> None:
+        parts = [self.r.float32(QUAD) for _ in range(self.t.parts)]
+        for i, values in enumerate(parts):
+            index, place = self.part(self.tile + self.t.tiles * i, self.quad)
+            attrs = {"element": 4 * QUAD, "handed": True}
+            emit(load_global(values.slot, "parts", index, 1, place, **attrs))
+        for values in parts[1:]:
+            parts[0] += values
+        self.reduce(self.tile, self.quad, parts[0])

@@ -13,15 +13,19 @@ from ptxflow.compiler.device import Device
 from ptxflow.compiler.family import Fields, Problem, Strategy
 from ptxflow.compiler.ir import KernelInfo, const, global_tensor, param, smem, special, var
 from ptxflow.compiler.ir.nodes import CTA_RANK, CTAID, Scalar, Statement, Storage, Value
+from ptxflow.compiler.ir.statements import parameters
 from ptxflow.compiler.kernels.gemm import decisions
 from ptxflow.compiler.kernels.gemm.decisions import ELEMENT, SWAPPED_BLOCK, TMA
 from ptxflow.compiler.kernels.tensors import PTX_TYPE
-from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, launch_of
+from ptxflow.compiler.launch import Expr, Launch, Param, TensorMapParam, Workspace, launch_of
 from ptxflow.compiler.layout import SmemTile
 from ptxflow.compiler.tile.rings import Ring, Tiles
 from ptxflow.compiler.tile.values import emit, repeat, where
 
 C = global_tensor("C")
+SUM_ENTRY, SUM_WARPS = "gemm_sum", 4  # the second kernel of a parallel K split
+SUM_PARAMS = parameters("parts C: ptr, M: u32")
+SUMMED = 512  # accumulators that a CTA of it sums, four of a thread
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -47,6 +51,7 @@ class Tiling:
         f, ctas = s.fields(), int(s.split_k)
         self.entry, self.dtype = problem.family, PTX_TYPE[problem.dtype]
         self.split, self.pair, self.swapped = ctas > 1, s.cta_group == 2, bool(s.swap)
+        self.parts = int(s.get("parallel_k", 1))  # of K, that neighbouring CTAs do not share
         # tensors on the M side and the N side of the MMA
         self.left, self.right = ("B", "A") if self.swapped else ("A", "B")
         # tiles that the block's warpgroups work on at a time
@@ -80,20 +85,24 @@ class Tiling:
         m, n = s.tile_m * along_m, s.tile_n * along_n
         # rows and columns of C in the tiles of a cluster
         self.cluster_rows, self.cluster_columns = (n, m) if self.swapped else (m, n)
-        self.my_cluster = CTAID // self.cluster_size if self.cluster_size > 1 else CTAID
+        cluster = CTAID // self.cluster_size if self.cluster_size > 1 else CTAID
         self.clusters = special("ctas") // self.cluster_size  # in the grid
         self.tiles_n = const(ceil_div(self.problem["N"], self.cluster_columns), "tiles_n")
         # from the run-time M
         self.tiles_m = (param("M") + (self.cluster_rows - 1)) // self.cluster_rows
-        tiles = self.tiles_m * self.tiles_n
-        mine = (tiles + self.clusters - 1 - self.my_cluster) // self.clusters
+        self.tiles = self.tiles_m * self.tiles_n  # of clusters
+        # neighbours have tiles of the same part of K, so that L2 serves their loads together
+        self.my_cluster = cluster % self.tiles if self.parts > 1 else cluster
+        self.my_part = cluster // self.tiles if self.parts > 1 else const(0)
+        mine = (self.tiles + self.clusters - 1 - self.my_cluster) // self.clusters
         self.my_tiles = mine if s.persistent else const(1)  # that this block computes
 
     def _steps(self, ctas: int) -> None:
         """K steps of this CTA for one tile, and the first of them; shares are even to one step."""
         all_k = const(ceil_div(self.problem["K"], self.s.tile_k), "k_trips")
-        self.k_first = all_k * CTA_RANK // ctas if self.split else const(0)
-        self.k_trips = all_k * (CTA_RANK + 1) // ctas - self.k_first if self.split else all_k
+        part, parts = (CTA_RANK, ctas) if self.split else (self.my_part, self.parts)
+        self.k_first = all_k * part // parts if parts > 1 else const(0)
+        self.k_trips = all_k * (part + 1) // parts - self.k_first if parts > 1 else all_k
 
     def each_tile(
         self, name: str, body: Callable[[Value, Value], None], first: Scalar = 0, step: int = 1
@@ -110,7 +119,7 @@ class Tiling:
         """Before a thread that loads ends: peers release stages of this CTA until then."""
         return ring.drain(self.my_tiles * self.k_trips) if self.multicast else None
 
-    def origin(self, tile: Value) -> tuple[Value, Value]:
+    def origin(self, tile: Value, rank: Scalar = CTA_RANK) -> tuple[Value, Value]:
         """Where a tile of this CTA begins along the M side and the N side of the MMA."""
         across, down = (
             (self.tiles_m, self.tiles_n) if self.swapped else (self.tiles_n, self.tiles_m)
@@ -129,8 +138,8 @@ class Tiling:
             row, column = first + inside % rows, inside // rows
             if turned:
                 row, column = column, row
-        rank_m = CTA_RANK if self.cluster[0] > 1 else const(0)
-        rank_n = CTA_RANK if self.cluster[1] > 1 else const(0)
+        rank_m = rank if self.cluster[0] > 1 else const(0)
+        rank_n = rank if self.cluster[1] > 1 else const(0)
         m = (row * self.cluster[0] + rank_m) * self.s.tile_m
         n = (column * self.cluster[1] + rank_n) * self.s.tile_n
         return m, n
@@ -215,7 +224,7 @@ class Tiling:
 
     @property
     def params(self) -> tuple[tuple[str, str], ...]:
-        output = ("C_map", "map") if self.staged else ("C", "ptr")
+        output = ("C_map", "map") if self.staged else ("C" if self.parts == 1 else "parts", "ptr")
         inputs = ((name, "ptr") for name in self.inputs)
         return (("A_map", "map"), ("B_map", "map"), *inputs, output, ("M", "u32"))
 
@@ -245,5 +254,18 @@ class Tiling:
         }
         if self.staged:
             given["C_map"] = over("C", "M", n)
-        grid = clusters if size == 1 else f"({clusters}) * {size}"
-        return launch_of(self.entry, grid, self.warps, self.params, given, shared, size)
+        ctas = size * self.parts
+        grid = clusters if ctas == 1 else f"({clusters}) * {ctas}"
+        return launch_of(
+            self.entry, grid, self.warps, self.params, given, shared, size, **self._sums(tiles)
+        )
+
+    def _sums(self, tiles: Expr) -> dict[str, Any]:
+        """Of a parallel K split: the second launch, and where parts are until then."""
+        if self.parts == 1:
+            return {}
+        held = self.s.tile_m * self.s.tile_n * self.cluster_size
+        grid = f"({tiles}) * {held // SUMMED}"
+        second = launch_of(SUM_ENTRY, grid, SUM_WARPS, SUM_PARAMS, dependent=True)
+        size = f"({tiles}) * {self.parts * held * 4}"
+        return {"then": (second,), "workspace": (Workspace("parts", size),)}

@@ -25,6 +25,7 @@ DECISIONS = (
     Decision("split_k", tuple(range(1, 9)), "CTAs of a cluster that share the K loop of a tile"),
     Decision("num_stages", tuple(range(2, 13)), "depth of the shared-memory ring"),
     Decision("raster_group", GROUPS, "rows of tiles walked together"),
+    Decision("parallel_k", tuple(range(1, 17)), "parts of K, which a second kernel adds up"),
     Decision("walk", ("rows", "columns"), "whose groups of tiles are walked together"),
     Decision("in_flight", (1, 0), "steps whose MMAs a warpgroup leaves unfinished (wgmma)"),
     Decision("promotion", (128, 256), "bytes that L2 fetches where it lacks a line of an operand"),
@@ -72,6 +73,12 @@ def _walked(f: Fields, p: Problem, d: Device) -> Any:
     )
 
 
+def _parallel(f: Fields, p: Problem, d: Device) -> Any:
+    """Whether K is not split twice, and wgmma's warpgroups leave their parts once a launch."""
+    plain = (f.split_k == 1) & (f.epilogue == DIRECT) & (f.persistent == 0) & (f.producer_regs == 0)
+    return (f.parallel_k == 1) | (plain & (not d.has_tmem))
+
+
 RULES = (
     rule(listed.SMALLER, "swap tile_n", _smaller),
     rule(listed.ROWS, "tile_m tile_n consumers schedule", _rows),
@@ -113,10 +120,28 @@ RULES = (
         lambda f, p, d: (f.in_flight == 1) | ((not d.has_tmem) & (f.warp_specialized == 1)),
     ),
     rule(
+        "parts of K are of wgmma, with one split of it, and from registers",
+        "split_k epilogue persistent producer_regs parallel_k",
+        _parallel,
+    ),
+    rule(
+        "parts of K are for grids of two CTAs an SM at most",
+        "swap tile_m tile_n parallel_k",
+        lambda f, p, d: (f.parallel_k == 1) | (listed.tiles(f, p) * f.parallel_k <= 2 * d.sms),
+    ),
+    rule(
+        "every part of K needs four steps of its own, and fills the ring",
+        "tile_k num_stages parallel_k",
+        lambda f, p, d: (
+            (f.parallel_k == 1)
+            | (-(-p["K"] // f.tile_k) >= f.parallel_k * np.maximum(4, f.num_stages))
+        ),
+    ),
+    rule(
         "a grid is even where it is persistent",
         "persistent grid",
         lambda f, p, d: (f.grid == "full") | (f.persistent == 1),
     ),
 )
 
-WIDE = Wide(DECISIONS, RULES, (listed.FEW_ROWS, listed.WALK))
+WIDE = Wide(DECISIONS, RULES, (listed.FEW_ROWS, listed.WALK), ("parallel_k",))

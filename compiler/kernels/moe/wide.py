@@ -28,19 +28,19 @@ DECISIONS = (
     Decision("down_stages", STAGES, "depth of the second product's ring"),
     Decision("lag", (1, 2, 3, 4, 6, 8), "steps that gathered rows have to land"),
     Decision("sum_warps", (1, 2, 4, 7, 8, 14), "warps that add up a token's outputs"),
-    Decision("down_waves", (0, 1, 2, 4), "waves of the second product; 0: as of the first"),
-    Decision("trigger", (AT_END, AT_START), "when a kernel lets the next one start"),
     Decision("up_ctas", (1, 2, 3, 4), "persistent CTAs of an SM, in the first product"),
     Decision("down_ctas", (1, 2, 3, 4), "persistent CTAs of an SM, in the second"),
-    Decision("promotion", (128, 256), "bytes that L2 fetches where it lacks a line of weights"),
-    Decision("ahead", (0, 1, 2, 4, 8), "steps of the second product whose weights L2 gets early"),
     Decision(
         "feeder", (GATHERS, OWN), "who asks for the first product's weights: a warp that gathers"
     ),
-    Decision("rows", (GATHERED, COPIED), "how the first product comes to rows of tokens"),
     Decision("route_tokens", (4, 1, 2, 8, 16), "tokens that a CTA routes"),
     Decision("place_warps", (32, 4, 8, 16), "warps that find rows of the experts"),
     Decision("sum_ctas", (1, 2, 4, 7, 14), "CTAs that add up a token's outputs"),
+    Decision("down_waves", (0, 1, 2, 4), "waves of the second product; 0: as of the first"),
+    Decision("trigger", (AT_END, AT_START), "when a kernel lets the next one start"),
+    Decision("promotion", (128, 256), "bytes that L2 fetches where it lacks a line of weights"),
+    Decision("ahead", (0, 1, 2, 4, 8), "steps of the second product whose weights L2 gets early"),
+    Decision("rows", (GATHERED, COPIED), "how the first product comes to rows of tokens"),
 )
 
 
@@ -148,4 +148,5 @@ RULES = (
     ),
 )
 
-WIDE = Wide(DECISIONS, RULES)
+TOLD = ("up_ctas", "down_ctas", "feeder", "route_tokens", "place_warps", "sum_ctas")
+WIDE = Wide(DECISIONS, RULES, told=TOLD)
