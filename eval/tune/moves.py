@@ -82,7 +82,7 @@ MOVES = (
     _row("swap operands", COMPUTE, "swap:*", 0.5),
     _row("split K", LATENCY, "split_k:+", 0.5),
     _row("split K less", MEMORY, "split_k:-", 0.4),
-    _row("parts of K in a grid", LATENCY, "split_k:1 parallel_k:*", 0.5),
+    _row("parallel split K", LATENCY, "split_k:1 parallel_k:*", 0.5),
     _row("larger step of keys", COMPUTE, "tile_kv:+", 0.4),
     _row("smaller step of keys", LATENCY, "tile_kv:-", 0.4),
     _row("larger step", COMPUTE, "tile:+", 0.4),

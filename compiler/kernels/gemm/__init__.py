@@ -24,7 +24,8 @@ def build(p: Problem, s: Strategy, device: Device) -> Statement:
 
 def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     """Trip-count classes: K shorter than the ring, equal, and past its second turn; the tiles of a
-    persistent block likewise against the accumulator buffers and turns, and none at all."""
+    persistent block likewise against the accumulator buffers and turns, and none at all; the last
+    CTA that adds up parts of the first tile."""
     t = Tiling(p, s, device)
     stages: int = s.num_stages
     shares = s.split_k * t.parts
@@ -40,11 +41,11 @@ def trips(p: Problem, s: Strategy, device: Device) -> list[Trip]:
     for k, tiles in plan:
         rows, columns = tiles * t.cluster_rows, t.cluster_columns
         values = {"k_trips": k, "tiles_n": 1, "M": rows}
-        outputs = (("C", rows, columns),) if tiles else ()
+        written = ("C", rows, columns)
         if t.parts > 1:
-            outputs = (("parts", t.cluster_size, s.tile_m * s.tile_n),)
+            written = ("parts", t.cluster_size, s.tile_m * s.tile_n)
         name = f"K {k} steps, {tiles} tile{'s' * (tiles != 1)}, {stages} stages"
-        out.append(Trip(name, tuple(values.items()), outputs, t.entry if t.parts > 1 else ""))
+        out.append(Trip(name, tuple(values.items()), (written,) * (tiles > 0), t.entry))
     if t.parts > 1:
         summed = (("C", 8, 64) if t.swapped else ("C", 64, 8),)
         last = t.cluster_size * s.tile_m * s.tile_n // SUMMED - 1  # CTA of the first tile

@@ -40,10 +40,8 @@ class Costs:
     exchange_sync: float = 2500  # a K split's parts: latency of sending and waiting
     exchange_write: float = 128.0  # bytes a cycle
     exchange_read: float = 8.0
-    sum_launch: float = (
-        2500  # the second kernel of parts of K, which is there before the first ends
-    )
-    sum_read: float = 24.0  # bytes a cycle and SM
+    sum_launch: float = 2500  # the second kernel of a parallel K split begins (estimated)
+    sum_read: float = 24.0  # bytes a cycle and SM (estimated)
     block_setup: float = 700  # launch, barrier init, tensor-map fetch
     cluster_setup: float = 300  # co-scheduling and the first cluster barrier (estimated)
     tmem_setup: float = 0

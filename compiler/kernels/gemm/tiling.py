@@ -51,7 +51,7 @@ class Tiling:
         f, ctas = s.fields(), int(s.split_k)
         self.entry, self.dtype = problem.family, PTX_TYPE[problem.dtype]
         self.split, self.pair, self.swapped = ctas > 1, s.cta_group == 2, bool(s.swap)
-        self.parts = int(s.get("parallel_k", 1))  # of K, that neighbouring CTAs do not share
+        self.parts = int(s.get("parallel_k", 1))  # of K, each by CTAs of its own
         # tensors on the M side and the N side of the MMA
         self.left, self.right = ("B", "A") if self.swapped else ("A", "B")
         # tiles that the block's warpgroups work on at a time

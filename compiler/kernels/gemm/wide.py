@@ -25,7 +25,7 @@ DECISIONS = (
     Decision("split_k", tuple(range(1, 9)), "CTAs of a cluster that share the K loop of a tile"),
     Decision("num_stages", tuple(range(2, 13)), "depth of the shared-memory ring"),
     Decision("raster_group", GROUPS, "rows of tiles walked together"),
-    Decision("parallel_k", tuple(range(1, 17)), "parts of K, which a second kernel adds up"),
+    Decision("parallel_k", tuple(range(1, 17)), "split-K whose parts a second kernel adds up"),
     Decision("walk", ("rows", "columns"), "whose groups of tiles are walked together"),
     Decision("in_flight", (1, 0), "steps whose MMAs a warpgroup leaves unfinished (wgmma)"),
     Decision("promotion", (128, 256), "bytes that L2 fetches where it lacks a line of an operand"),
